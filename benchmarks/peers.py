@@ -1,7 +1,7 @@
 """Our engine against mlx-lm, z-lab's dflash, dflash-mlx and mlx-vlm: same weights, one process, in turns.
 
     .venv-peers/bin/python benchmarks/peers.py [--size tiny|mid|demo] [--block 8,16,auto]
-        [--mode plain,oracle,noisy] [--tokens 256] [--json]
+        [--mode plain,oracle,noisy] [--tokens 256] [--against COMMIT] [--json]
 
 plain: the drafter as it is (of the random weights of tiny and mid nothing is ever accepted); oracle: its
 tokens replaced by the true continuation, its cost still paid; noisy: every fifth token wrong. Every arm's
@@ -48,6 +48,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help="new tokens a prompt (256; demo 128)")
     parser.add_argument("--engines", default=",".join(ENGINES), help="which to run, by commas (default all)")
     parser.add_argument("--repetitions", type=int, help="turns of all arms (tiny 7, mid 3, demo 2)")
+    parser.add_argument("--against", metavar="COMMIT", help="measure this engine as it was there too")
     parser.add_argument("--json", action="store_true", help="end with one JSON line")
     chosen = parser.parse_args(arguments)
     chosen.blocks = [
@@ -70,6 +71,7 @@ def is_whole(chosen: argparse.Namespace) -> bool:
         set(ENGINES) <= set(chosen.names)
         and {str(block) for block in chosen.blocks} >= set(DEFAULT_BLOCKS[chosen.size].split(","))
         and chosen.tokens >= DEFAULT_TOKENS[chosen.size]
+        and not chosen.against
     )
 
 
@@ -84,22 +86,25 @@ def _block(parser: argparse.ArgumentParser, text: str) -> int | str:
 def run(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Make the models below ``folder``, measure all modes, and return the document's sections by mode."""
     from peerbench.engines.base import World
+    from peerbench.engines.earlier import unpack
     from peerbench.engines.lm import plain
-    from peerbench.engines.registry import open_engines
+    from peerbench.engines.registry import EARLIER, open_engines
     from peerbench.measure import Case, Setting, measure
     from peerbench.script import script_for
     from peerbench.sizes import make_folders, prompts_of
 
-    from engine.blas import fit_threads
     from engine.cli.progress import shown_progress
-    from engine.runtime import prepare
+    from engine.device import fit_threads, prepare
     from engine.target.loading import load_target
 
+    if chosen.against:
+        unpack(chosen.against, Path(tempfile.mkdtemp(dir=folder)))
     runtime = prepare()
     folders = make_folders(chosen.size, folder)
     world = World(folders, load_target(folders.target))
     fit_threads(world.target.target.hidden_size)
-    engines, left_out = open_engines(chosen.names, world)
+    names = [*chosen.names, *(EARLIER if chosen.against else ())]
+    engines, left_out = open_engines(names, world)
     prompts, baseline = prompts_of(chosen.size, world.target), plain(world)
     truths = []
     for prompt in prompts:
@@ -166,11 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options(arguments)
     try:
         require(chosen.names)
+        with tempfile.TemporaryDirectory() as folder:
+            sections = run(chosen, Path(folder))
     except MissingEngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory() as folder:
-        sections = run(chosen, Path(folder))
     show(sections)
     path = store(chosen.size, sections, whole=is_whole(chosen))
     print(f"stored in {path}")

@@ -106,9 +106,8 @@ def command(prompt: dict[str, Any], mode: str, max_tokens: int) -> Row:
     """The arm of the command."""
     text, chat = said(prompt)
     argv = [*ENGINE, "generate", *MODES[mode][0], "--max-tokens", str(max_tokens), "--json"]
-    with tempfile.TemporaryDirectory() as folder:
-        argv += ["--report", str(Path(folder, "report.json")), *(["--chat"] if chat else []), "--file", "-"]
-        done = subprocess.run(argv, input=text, capture_output=True, text=True, check=True, cwd=ROOT)
+    argv += [*(["--chat"] if chat else []), "--file", "-"]
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=True, cwd=ROOT)
     return of_figures(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -144,12 +143,11 @@ def loaded(max_tokens: int) -> Iterator[Arm]:
 
 def serve_lines(max_tokens: int) -> None:
     """The process of `loaded`: a mode and a prompt a line, figures a line."""
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     prepare()
     from engine.config import Options, open_engine
-    from engine.evaluation.prompts import chat_prompt, raw_prompt
-    from engine.evaluation.single import GenerateSwitches, generate_stream
+    from engine.generate import Outcome, encode, generate
 
     engines = {
         "auto": open_engine(Options()),
@@ -163,9 +161,13 @@ def serve_lines(max_tokens: int) -> None:
         if engine.drafter is not None:  # one that knows nothing of earlier prompts, as the command's
             twin = engine.drafter.drafter.twin()
             engine = replace(engine, drafter=replace(engine.drafter, drafter=twin))
-        asked = chat_prompt([("user", text)]) if chat else raw_prompt(text)
-        done = generate_stream(engine, asked, GenerateSwitches(max_tokens), lambda _: None)
-        print(json.dumps(done.figures()), flush=True)
+        target = engine.target
+        content = [("user", text)] if chat else text
+        tokens = encode(content, target.tokenizer, target.target.vocab_size, target.context)
+        steps = generate(engine, tokens, max_tokens, draft_length=engine.new_draft_length())
+        outcome = cast(Outcome, [step.outcome for step in steps][-1])
+        figures = {"prefill_s": outcome.prefill_s, "decode_s": outcome.decode_s}
+        print(json.dumps(figures | {"generated_tokens": len(outcome.tokens)}), flush=True)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ import of mlx. It imports neither mlx nor anything else that is slow.
 
 from contextlib import suppress
 
-from engine.blas import load_fast_blas
+from engine.device import load_fast_blas
 from engine.errors import ConfigurationError
 
-with suppress(ConfigurationError):  # a bad switch is reported by `engine.runtime.prepare`, with a message
+with suppress(ConfigurationError):  # a bad switch is reported by `engine.device.prepare`, with a message
     load_fast_blas()

@@ -1,20 +1,201 @@
-"""Where the host meets the device: launching graphs, waiting for them, and reading numbers back.
+"""The device: its BLAS, whether mlx may compile, and how graphs are launched, waited for and read.
 
-Decoding goes through these, so that the transfers of a round can be counted.
+The Linux wheel of mlx links a reference BLAS through the dynamic linker. A faster library that is already in
+the global symbol scope wins the lookup, so it has to be loaded before mlx: this module imports mlx inside its
+functions alone. On macOS mlx uses Metal and Accelerate.
 """
 
-from typing import Any
+from __future__ import annotations
 
-import mlx.core as mx
+import ctypes
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+INSTALL_HINT = "apt install libopenblas0-pthread"
+SWITCH = "KAKEYA_BLAS"
+# Sonames of libraries that export the C interface (cblas_sgemm), best first.
+FAST_LIBRARIES = (
+    "libopenblas.so.0",
+    "libopenblas.so",
+    "libopenblasp.so.0",
+    "libmkl_rt.so.2",
+    "libmkl_rt.so.1",
+    "libmkl_rt.so",
+    "libblis.so.4",
+    "libblis.so.3",
+)
+FAST_MARKS = ("openblas", "mkl", "blis", "armpl")
+NARROW = 512  # columns
+COMPILER = "g++"  # mlx's CPU backend calls it by this name when it compiles a fused kernel
+
+
+@dataclass(frozen=True)
+class Blas:
+    """The library in use, whether it is a fast one, and how that was decided."""
+
+    name: str
+    fast: bool
+    how: str
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Facts about the process that results depend on."""
+
+    blas: Blas
+    metal: bool
+    compiles: bool  # whether mx.compile fuses kernels here
+
+    @property
+    def device(self) -> str:
+        """``metal`` or ``cpu``."""
+        return "metal" if self.metal else "cpu"
+
+    @property
+    def fast(self) -> bool:
+        """Whether a block costs less than its tokens one by one, so that speculation can pay."""
+        return self.metal or self.blas.fast
+
+
+def prepare() -> Runtime:
+    """Settle how mlx runs. On the CPU without a C++ compiler, kernels are left unfused instead of failing.
+
+    Raises:
+        ConfigurationError: ``KAKEYA_BLAS`` holds an unknown value.
+    """
+    blas = load_fast_blas()
+    import mlx.core as mx
+
+    metal = bool(mx.metal.is_available())
+    compiles = metal or shutil.which(COMPILER) is not None
+    if not compiles:
+        mx.disable_compile()
+    if metal:  # keep weights resident, as mlx-lm's own generation does
+        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+    return Runtime(blas, metal, compiles)
+
+
+@cache
+def load_fast_blas() -> Blas:
+    """Load a fast BLAS into the global scope, once, and say which library mlx will use.
+
+    Call it before the first import of mlx. ``KAKEYA_BLAS=reference`` keeps the bundled library; unset, empty
+    or ``auto`` look for a fast one.
+
+    Raises:
+        ConfigurationError: ``KAKEYA_BLAS`` holds an unknown value.
+    """
+    choice = os.environ.get(SWITCH, "").strip().lower() or "auto"
+    if choice not in ("auto", "reference"):
+        raise ConfigurationError(f"{SWITCH}={choice!r} is not one of auto, reference")
+    if sys.platform == "darwin":
+        return Blas("accelerate", True, "macOS")
+    if choice == "reference":
+        return Blas("reference", False, f"{SWITCH}=reference")
+    present = _provider()
+    if present is not None:
+        fast = any(mark in present.lower() for mark in FAST_MARKS)
+        return Blas(present, fast, "already in the process")
+    if "mlx.core" in sys.modules:
+        return Blas("reference", False, "mlx was imported before a fast BLAS could be loaded")
+    for soname in FAST_LIBRARIES:
+        try:
+            ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        if _provider() is not None:
+            _limit_threads(available_cpus())
+            return Blas(soname, True, "loaded before mlx")
+    return Blas("reference", False, f"no fast BLAS found; {INSTALL_HINT}")
+
+
+def threads() -> int | None:
+    """How many threads share a matrix product; None where the library does not say (only OpenBLAS does)."""
+    try:
+        return int(ctypes.CDLL(None).openblas_get_num_threads())
+    except AttributeError:
+        return None
+
+
+def fit_threads(hidden_size: int) -> None:
+    """Use one thread for a model so narrow that its products are over before a second one has joined in.
+
+    Measured with OpenBLAS on 2 cores, one and eight rows: below 512 columns a second thread brings less than
+    a sixth, and as the threads wait for each other by spinning, it makes every product up to 30 times slower
+    as soon as anything else runs. ``OPENBLAS_NUM_THREADS`` in the environment is left as it is.
+    """
+    if hidden_size < NARROW and "OPENBLAS_NUM_THREADS" not in os.environ:
+        _limit_threads(1)
+
+
+def available_cpus() -> int:
+    """Number of CPUs this process may use: affinity, and the control group's quota where there is one."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
+        if quota != "max":
+            count = min(count, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass
+    return count
+
+
+def _provider() -> str | None:
+    """File name of the library that the global scope resolves ``cblas_sgemm`` to, or None."""
+
+    class Info(ctypes.Structure):
+        _fields_ = (
+            ("file_name", ctypes.c_char_p),
+            ("base", ctypes.c_void_p),
+            ("symbol_name", ctypes.c_char_p),
+            ("symbol", ctypes.c_void_p),
+        )
+
+    scope = ctypes.CDLL(None)
+    try:
+        function = scope.cblas_sgemm
+    except AttributeError:
+        return None
+    info = Info()
+    address = ctypes.cast(function, ctypes.c_void_p)
+    if not scope.dladdr(address, ctypes.byref(info)) or not info.file_name:
+        return "unknown"
+    # The link may be an alternative (libblas.so.3 -> openblas-pthread/libblas.so.3): name the real file.
+    real = Path(os.fsdecode(info.file_name)).resolve()
+    return real.name if any(mark in real.name.lower() for mark in FAST_MARKS) else "/".join(real.parts[-2:])
+
+
+def _limit_threads(most: int) -> None:
+    """OpenBLAS counts the machine's CPUs, not those this process may use."""
+    now = threads()
+    if now is not None and now > most:
+        ctypes.CDLL(None).openblas_set_num_threads(ctypes.c_int(most))
+
+
+# Decoding launches, waits and reads through these alone, so that the transfers of a round can be counted.
 
 
 def launch(*trees: Any) -> None:
     """Start computing arrays (None stands for nothing) without waiting."""
+    import mlx.core as mx
+
     mx.async_eval([tree for tree in trees if tree is not None])  # type: ignore[no-untyped-call]
 
 
 def wait(*trees: Any) -> None:
     """Compute arrays and wait for them; no transfer."""
+    import mlx.core as mx
+
     mx.eval([tree for tree in trees if tree is not None])
 
 

@@ -13,6 +13,13 @@
 Anything else that escapes is our own bug (exit 70).
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+LONGEST_REASON = 300  # characters of another library's message
+# Rust libraries end with this one, which is no `Exception` and cannot be imported.
+PANIC = "PanicException"
+
 
 class EngineError(Exception):
     """Base of everything the engine raises on purpose."""
@@ -48,3 +55,21 @@ class PromptError(InputError):
 
 class GenerationError(EngineError):
     """Decoding could not go on."""
+
+
+@contextmanager
+def wrap_errors(wrapped: Callable[[str], EngineError]) -> Iterator[None]:
+    """Turn what other libraries raise in a block into ``wrapped(reason)``, except interrupts."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, KeyError):
+            reason = f"{reason} is missing"
+        if len(reason) > LONGEST_REASON:
+            reason = f"{reason[:LONGEST_REASON]} …"
+        raise wrapped(reason) from error

@@ -22,8 +22,7 @@ from llguidance.hf import from_tokenizer
 from engine import grammar_trial
 from engine.child import printed_by
 from engine.device import read_tail
-from engine.errors import ConfigurationError, GenerationError
-from engine.foreign import foreign
+from engine.errors import ConfigurationError, GenerationError, wrap_errors
 from engine.grammar_trial import new_matcher
 
 LONGEST = 65_536  # characters of a schema or grammar
@@ -59,7 +58,7 @@ class Vocabulary:
                 that ends a text.
         """
         self.ends = tuple(sorted(tokenizer.eos_token_ids))
-        with foreign(lambda why: ConfigurationError(f"this model's tokenizer cannot follow grammars: {why}")):
+        with wrap_errors(_refuse_tokenizer):
             self._tokenizer = from_tokenizer(tokenizer._tokenizer, vocab_size, list(self.ends))
         self.ends_only = mx.array([[index in self.ends for index in range(vocab_size)]])  # bool [1, V]
         self.compiled = lru_cache(REMEMBERED)(self._compiled)
@@ -74,7 +73,7 @@ class Vocabulary:
         said = printed_by(program, given=NAMED.sub(STAND_IN, source))
         if said is None:
             raise _refusal("it takes too much time or memory to prepare, or is nested too deeply")
-        with foreign(_refusal):
+        with wrap_errors(_refusal):
             _raise_if(json.loads(said))
             matcher = new_matcher(self._tokenizer, source)
             _raise_if(matcher.get_error())
@@ -101,7 +100,7 @@ class Grammar:
             ConfigurationError: the schema is not valid, has keywords that cannot be enforced or references to
                 other documents, is too large, or no text satisfies it.
         """
-        with foreign(_refusal):
+        with wrap_errors(_refusal):
             text = json.dumps(schema, allow_nan=False)
             _refuse_long(text)
             source = LLMatcher.grammar_from_json_schema(
@@ -122,7 +121,7 @@ class Grammar:
         Raises:
             ConfigurationError: the grammar is not valid, too large, or no text satisfies it.
         """
-        with foreign(_refusal):
+        with wrap_errors(_refusal):
             _refuse_long(text)
             source = LLMatcher.grammar_from_lark(text)
         return cls(vocabulary, source)
@@ -207,6 +206,10 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the longest common beginning."""
     shorter = min(len(left), len(right))
     return next((index for index in range(shorter) if left[index] != right[index]), shorter)
+
+
+def _refuse_tokenizer(why: str) -> ConfigurationError:
+    return ConfigurationError(f"this model's tokenizer cannot follow grammars: {why}")
 
 
 def _refusal(why: str) -> ConfigurationError:

@@ -12,8 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.cache.policy import NATIVE, KVPolicy
-from engine.cache.restored import RestoredKV
+from engine.cache.policy import NATIVE, KVPolicy, RestoredKV
 from engine.cache.transaction import Mark, Transaction, new_caches
 from engine.device import wait
 from engine.drafters.base import Drafter

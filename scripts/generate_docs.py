@@ -71,8 +71,7 @@ def presets_page() -> str:
 
 
 def models_page() -> str:
-    from engine.registry.page import registry_markdown
-    from engine.registry.registry import Registry
+    from engine.registry import Registry, registry_markdown
 
     return NOTE + registry_markdown(Registry.load())
 
@@ -80,8 +79,8 @@ def models_page() -> str:
 def prompt_sets_text() -> str:
     """The digests by which the gate knows the shipped prompts; see `evidence_format.prompt_sets`."""
     from engine.evaluation.prompts import SHIPPED_SETS, encode, load_prompts
+    from engine.target.folder import read_json, weight_files
     from engine.target.loading import SHIPPED_TARGET, tokenizer_of
-    from engine.target.weights import read_json, weight_files
     from evidence_format.text import tokens_digest
     from evidence_format.weights import digest
 

@@ -1,37 +1,183 @@
 """Several sequences decoded together: caches merged after their prompts, and a transaction for all of them.
 
-Each sequence keeps its own number of the block's positions. Keys and values are cut by a length a sequence;
-recurrent states are replayed with mlx-lm's own machinery for prompts of different lengths (a mask, and
+Every sequence has its own position: new rows are written where that sequence ends, and each keeps its own
+number of a block's positions. Rows lie as in the single-sequence caches (position p of a plain layer in row
+p, of a sliding layer where `SlidingRing` has it), so a sequence enters and leaves the batch by a copy.
+Recurrent states are replayed with mlx-lm's own machinery for prompts of different lengths (a mask, and
 ``lengths`` on the cache), projections being answered from the record as for a single sequence.
 
 Not covered, and refused up front: mlx-lm's quantized and chunked caches, those that could only be carried,
 and recurrent families whose update does not take lengths.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, _BaseCache
 
 from engine.cache.coded import CodedKV
-from engine.cache.ragged import RaggedKV
-from engine.cache.recorder import Wiring
-from engine.cache.recurrent import RecurrentRollback
-from engine.cache.restored import RestoredKV
-from engine.cache.ring import SlidingRing
-from engine.cache.transaction import members_of
+from engine.cache.policy import RestoredKV
+from engine.cache.ring import SlidingRing, WindowedKV, whole_steps, widened
+from engine.cache.rollback import RecurrentRollback
+from engine.cache.transaction import TransactionBase, members_of
 from engine.errors import ModelError
 
 # mlx-lm modules whose recurrent layers heed a mask and `lengths` exactly; the tests go through this list.
 RAGGED_FAMILIES = (
     "falcon_h1", "kimi_linear", "lfm2", "mamba2", "qwen3_5", "qwen3_5_moe", "qwen3_next",
 )  # fmt: skip
-MERGED = (KVCache, RestoredKV, SlidingRing, ArraysCache)
+MERGED = (KVCache, RestoredKV, WindowedKV, SlidingRing, ArraysCache)
+
+
+class RaggedKV(_BaseCache):
+    """One layer's cache for S sequences: plain, or sliding with or without pinned entries."""
+
+    def __init__(self, keys: mx.array, values: mx.array, caches: Sequence[Any]) -> None:
+        """Use buffers [S, KV heads, rows, head dim] with the rows of ``caches``, one each."""
+        self.keys, self.values = keys, values
+        self.window, self.headroom, self.sink = _shape(caches[0])
+        # Positions this far apart share a row of a ring; 0: none do.
+        self._turn = self.window + self.headroom if self.window and self.headroom else 0
+        self.lengths = [int(cache.offset) for cache in caches]
+        self._floors = [cache.floor if self._turn else 0 for cache in caches]
+        self._starts: list[int] | None = None  # lengths at `begin`; None outside of a transaction
+
+    @classmethod
+    def merge(cls, caches: Sequence[Any]) -> "RaggedKV":
+        """Copies of the caches of one layer in different sequences, of one kind and none of them empty."""
+        if len({_shape(cache) for cache in caches}) > 1:
+            raise ValueError("sequences of a batch need the same window, headroom and pinned entries")
+        is_ring = type(caches[0]) is SlidingRing
+        rows = caches[0].capacity if is_ring else whole_steps(max(int(cache.offset) for cache in caches))
+        keys = mx.concatenate([_fitted(cache.keys, rows) for cache in caches])
+        values = mx.concatenate([_fitted(cache.values, rows) for cache in caches])
+        return cls(keys, values, caches)
+
+    def extract(self, row: int) -> KVCache | SlidingRing:
+        """One sequence's cache on its own, a copy."""
+        length = self.lengths[row]
+        keys, values = (mx.contiguous(each[row : row + 1]) for each in (self.keys, self.values))
+        if self.window is not None and self.headroom is not None:
+            ring = SlidingRing(self.window, self.headroom, self.sink)
+            ring.state = keys, values, length, length, self._floors[row], None, *_shape(ring)
+            return ring
+        cache = KVCache() if self.window is None else WindowedKV(self.window, self.sink)  # type: ignore[no-untyped-call]
+        cache.keys, cache.values, cache.offset = keys, values, length
+        return cache
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Keep these sequences, in this order."""
+        chosen = mx.array(list(rows), mx.int32)
+        self.keys, self.values = self.keys[chosen], self.values[chosen]
+        self.lengths = [self.lengths[row] for row in rows]
+        self._floors = [self._floors[row] for row in rows]
+
+    def begin(self, positions: int) -> None:
+        """Remember where the transaction starts; ValueError for more positions than the headroom."""
+        if self.headroom is not None and positions > self.headroom:
+            raise ValueError(f"{positions} pending positions do not fit the headroom of {self.headroom}")
+        self._starts = self.lengths
+
+    def commit(self, kept: Sequence[int]) -> None:
+        """Keep the first ``kept[s]`` positions of sequence s since `begin`."""
+        self.lengths = [start + count for start, count in zip(self._starts or (), kept, strict=True)]
+        self._starts = None
+
+    def abort(self) -> None:
+        """Forget every position since `begin`."""
+        if self._starts is not None:
+            self.lengths, self._starts = self._starts, None
+
+    @property
+    def offset(self) -> mx.array:
+        """Position of the next token of each sequence, int32 [S]: what mlx-lm's models rotate by."""
+        return mx.array(self.lengths, mx.int32)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append rows [S, KV heads, N, head dim] to every sequence; return the rows of `make_mask`."""
+        new = keys.shape[2]
+        rows = self._rows(new)
+        if rows > self.keys.shape[2]:
+            size = whole_steps(rows)
+            self.keys, self.values = _fitted(self.keys, size), _fitted(self.values, size)
+        place = mx.array(self._places(new)[:, None, :, None])
+        self.keys = mx.put_along_axis(self.keys, place, keys, axis=2)
+        self.values = mx.put_along_axis(self.values, place, values, axis=2)
+        self.lengths = [length + new for length in self.lengths]
+        if self._turn:
+            pairs = zip(self._floors, self.lengths, strict=True)
+            self._floors = [max(floor, length - self._turn) for floor, length in pairs]
+        return self.keys[..., :rows, :], self.values[..., :rows, :]
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803 - the name models call it by
+        window_size: int | None = None,
+        return_array: bool = False,  # noqa: ARG002 - it always is one
+    ) -> mx.array:
+        """Which rows N new queries of every sequence see, bool [S, 1, N, rows]."""
+        query = (self.offset[:, None] + mx.arange(N))[:, None, :, None]  # [S, 1, N, 1]
+        row = mx.arange(self._rows(N))
+        window = min((size for size in (window_size, self.window) if size), default=None)
+        if window is None:
+            return row <= query
+        if not self._turn:
+            return (row <= query) & ((row > query - window) | (row < self.sink))
+        newest = query[:, :, -1:]
+        position = newest - (newest - row) % self._turn
+        seen = (position <= query) & (position > query - window) & (position >= self.sink)
+        return mx.where(row < self.sink, row <= query, seen) if self.sink else seen
+
+    def _places(self, new: int) -> npt.NDArray[np.int32]:
+        """Rows for the next ``new`` positions of every sequence, [S, new]; computed without the device."""
+        position: npt.NDArray[np.int32] = np.add.outer(self.lengths, np.arange(new)).astype(np.int32)
+        if not self._turn:
+            return position
+        turned = self.sink + (position - self.sink) % self._turn
+        return np.where(position < self.sink, position, turned).astype(np.int32)
+
+    def _rows(self, new: int) -> int:
+        """Rows attention goes over when every sequence gets ``new`` ones."""
+        longest = max(self.lengths) + new
+        return min(longest, self.sink + self._turn) if self._turn else longest
+
+    @property  # type: ignore[misc]  # mlx-lm's can be set; batches are not saved
+    def state(self) -> Any:
+        """The buffers."""
+        return self.keys, self.values
+
+    def size(self) -> int:
+        """Positions of the longest sequence that are attended to."""
+        longest = max(self.lengths)
+        return longest if self.window is None else min(longest, self.sink + self.window)
+
+    def empty(self) -> bool:
+        """Never: sequences join with their prompts."""
+        return False
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes of the buffers, free rows included."""
+        return self.keys.nbytes + self.values.nbytes
+
+
+def _shape(cache: Any) -> tuple[int | None, int | None, int]:
+    """Window, headroom and pinned positions."""
+    if type(cache) is SlidingRing:
+        return cache.window, cache.headroom, cache.sink
+    return (cache.window, None, cache.sink) if type(cache) is WindowedKV else (None, None, 0)
+
+
+def _fitted(buffer: mx.array, rows: int) -> mx.array:
+    """The first ``rows`` rows, with free ones behind them where there are fewer."""
+    return widened(buffer, rows, buffer) if buffer.shape[2] < rows else buffer[..., :rows, :]
 
 
 def refuse_single(model: Any, sequences: Sequence[Sequence[Any]]) -> None:
-    """Raise ModelError where caches of this model, empty ones too, cannot be batched; see `merge`."""
+    """Raise ModelError where caches of this model, empty ones too, cannot be batched."""
     kinds = {type(member) for caches in sequences for cache in caches for member in members_of(cache)}
     if odd := sorted(kind.__name__ for kind in kinds if kind not in MERGED):
         raise ModelError(f"sequences with {', '.join(odd)} layers cannot be decoded together")
@@ -41,11 +187,11 @@ def refuse_single(model: Any, sequences: Sequence[Sequence[Any]]) -> None:
 
 
 def merge(model: Any, sequences: Sequence[Sequence[Any]]) -> list[Any]:
-    """Caches of single sequences, each with its prompt computed and nothing carried, as caches of a batch.
+    """Copies of the caches of single sequences, prompts computed and nothing carried, as those of a batch.
 
     Args:
         model: the model they belong to.
-        sequences: the caches of each sequence, from `new_caches` with the same headroom. They are copied.
+        sequences: the caches of each sequence, from `new_caches` with the same headroom.
 
     Raises:
         ModelError: a layer's cache cannot be batched; the message names it.
@@ -73,93 +219,37 @@ def extract(caches: Sequence[Any], row: int) -> list[Any]:
     return [cache.extract(row) for cache in caches]
 
 
-class BatchTransaction:
+class BatchTransaction(TransactionBase):
     """All caches of a batch, moved forward and back together. Close it to restore the model."""
 
-    def __init__(self, model: Any, caches: Sequence[Any]) -> None:
-        """Bind to the caches `merge` has made for the model."""
-        self.caches = list(caches)
-        members = [member for cache in caches for member in members_of(cache)]
-        self._ragged = [member for member in members if isinstance(member, RaggedKV)]
-        self._states = [member for member in members if type(member) is ArraysCache]
-        self._wiring = Wiring.of(model) if self._states else None
-        self._rollbacks = [
-            RecurrentRollback(state, self._wiring.recorder(state)) for state in self._states if self._wiring
-        ]
-        rooms = [member.headroom for member in self._ragged if member.headroom is not None]
-        self.room: int | None = min(rooms, default=None)
-        """The most positions `begin` takes; None: any number."""
-        self._open: int | None = None
-        self._starts: list[list[int]] = []
-
-    def begin(self, positions: int) -> None:
-        """Open a transaction: exactly ``positions`` positions follow for every sequence.
-
-        Raises:
-            ValueError: one is open already, or there are more positions than `room`.
-        """
-        if self._open is not None:
-            raise ValueError("a transaction is already open")
-        if self.room is not None and positions > self.room:
-            raise ValueError(f"{positions} pending positions do not fit the headroom of {self.room}")
-        self._open = positions
-        self._starts = [member.lengths for member in self._ragged]
-        for rollback in self._rollbacks:
-            rollback.begin(positions)
+    def _rollback(self, member: Any) -> Any:
+        return member if isinstance(member, RaggedKV) else super()._rollback(member)
 
     def commit(self, kept: Sequence[int]) -> None:
         """Keep, of each sequence, the first so many of the positions announced to `begin`.
 
         Raises:
             ValueError: more than announced, or not one number a sequence; the transaction stays open.
-            ModelError: a recurrent layer was not updated by a module that took its cache.
+            ModelError: a recurrent layer was updated by no module that was called with its cache.
         """
         if self._open is None or not all(0 <= count <= self._open for count in kept):
             raise ValueError(f"cannot keep {list(kept)} of {self._open} positions")
-        if any(len(kept) != len(starts) for starts in self._starts):
-            raise ValueError(f"{len(kept)} counts for {len(self._starts[0])} sequences")
+        ragged = [member for member, _ in self._pairs if isinstance(member, RaggedKV)]
+        if ragged and len(kept) != len(ragged[0].lengths):
+            raise ValueError(f"{len(kept)} counts for {len(ragged[0].lengths)} sequences")
+        states = [rollback for rollback in self._rollbacks if isinstance(rollback, RecurrentRollback)]
         if any(count < self._open for count in kept):
-            for rollback in self._rollbacks:
-                if not rollback.divide_rows(kept):
+            for state in states:
+                if not state.divide_rows(kept):
                     raise ModelError("a recurrent layer changes its state where it cannot be replayed")
-        for rollback in self._rollbacks:
-            rollback.commit(0)
-        for member, starts in zip(self._ragged, self._starts, strict=True):
-            member.truncate([start + count for start, count in zip(starts, kept, strict=True)])
+        for state in states:
+            state.commit(0)
+        for member in ragged:
+            member.commit(kept)
         self._open = None
 
-    def abort(self) -> None:
-        """Restore the state of `begin`; without an open transaction, nothing."""
-        if self._open is not None:
-            for rollback in self._rollbacks:
-                rollback.abort()
-            for member, starts in zip(self._ragged, self._starts, strict=True):
-                member.truncate(starts)
-            self._open = None
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Abort an open transaction when the block is left by an exception."""
-        try:
-            yield
-        except BaseException:
-            self.abort()
-            raise
-
     def filter(self, rows: Sequence[int]) -> None:
-        """Keep these sequences, in this order, and drop the others.
-
-        Raises:
-            ValueError: a transaction is open.
-        """
-        if self._open is not None:
-            raise ValueError("a transaction is open")
+        """Keep these sequences, in this order, and drop the others; not inside a transaction."""
+        self._refuse_open()
         for cache in self.caches:
             cache.filter(list(rows))
-
-    def close(self) -> None:
-        """Abort what is open and give the model's modules their classes back. Closing twice does nothing."""
-        self.abort()
-        if self._wiring is not None:
-            self._wiring.release(self._states)
-            self._wiring = None

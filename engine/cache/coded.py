@@ -1,8 +1,8 @@
 """Keys and values kept in a code, in the same places as plain ones.
 
-A code turns each row into a few arrays (`engine.cache.codecs`). Every one of them is kept by a plain store of
-its own: mlx-lm's growing cache, our ring, or their counterparts in batches and compiled blocks. So windows,
-rollback, merging and masks are those of the stores, and nothing here knows about positions.
+A code turns each row into a few arrays (`engine.cache.codecs`). Each of them is kept by a plain store:
+mlx-lm's growing cache, our ring, or their counterparts in batches and compiled blocks. So windows, rollback,
+merging and masks are those of the stores, and nothing here knows about positions.
 
 New rows are encoded before they are attended to, also those of the block itself: what a query sees of a
 position does not depend on how many came with it.
@@ -16,7 +16,6 @@ import mlx.core as mx
 from mlx_lm.models.cache import _BaseCache
 
 from engine.cache.codecs.base import AttendedCodec, Codec, CodedRows, Parts
-from engine.cache.ragged import RaggedKV
 
 MakeCodec = Callable[[int], Codec]
 
@@ -31,8 +30,7 @@ class CodedKV(_BaseCache):
             code: its name; codes of one name are the same.
             make: gives the code for a head dimension; raises ConfigurationError where there is none.
             stores: empty plain caches of one kind, one for each array of the code.
-            attended: attention reads the codes themselves (`AttendedCodec`); otherwise they are decoded
-                at every read.
+            attended: attention reads the codes themselves (`AttendedCodec`), not a decoded copy.
         """
         self.code = code
         self.stores = list(stores)
@@ -48,32 +46,40 @@ class CodedKV(_BaseCache):
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CodedKV":
-        """A cache of its own; codes never change and are shared, and mlx's types cannot be copied."""
+        """Copy the stores alone: codes never change, and mlx's types cannot be copied."""
         return self.over(deepcopy(self.stores, memo))
-
-    # --- what a model's layer calls -----------------------------------------------------------------
 
     @property
     def offset(self) -> Any:
         """Position of the next row, or of each sequence's next row."""
         return self.stores[0].offset
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Encode and append rows.
+    @property
+    def dims(self) -> int:
+        """Values of a position and head, keys and values together; 0 while nothing is stored."""
+        return sum(codec.dim for codec in self._codecs or ())
 
-        Args:
-            keys: [B, KV heads, N, D]; values alike, perhaps of another D.
-            values: see keys.
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Encode and append rows [B, KV heads, N, D]; values may have another D.
 
         Returns:
             What attention gets for all rows the mask speaks of: decoded arrays, or `CodedRows`.
         """
-        codec_k, codec_v = self._codecs_for(keys, values)
+        if self._codecs is None:
+            self._codecs = self._make(keys.shape[-1]), self._make(values.shape[-1])
+        codec_k, codec_v = self._codecs
         self._dtype = keys.dtype
         pairs = zip(self.stores, codec_k.encode(keys), codec_v.encode(values), strict=True)
         seen = [store.update_and_fetch(key, value) for store, key, value in pairs]
         seen_k, seen_v = zip(*seen, strict=True)
         return self._read(codec_k, seen_k), self._read(codec_v, seen_v)
+
+    def _read(self, codec: Codec, parts: Parts) -> Any:
+        return (
+            CodedRows(cast(AttendedCodec, codec), parts)
+            if self.attended
+            else codec.decode(parts, self._dtype)
+        )
 
     def make_mask(
         self,
@@ -87,18 +93,6 @@ class CodedKV(_BaseCache):
         )
         return mask
 
-    def _codecs_for(self, keys: mx.array, values: mx.array) -> tuple[Codec, Codec]:
-        if self._codecs is None:
-            self._codecs = self._make(keys.shape[-1]), self._make(values.shape[-1])
-        return self._codecs
-
-    def _read(self, codec: Codec, parts: Sequence[mx.array]) -> Any:
-        if self.attended:
-            return CodedRows(cast(AttendedCodec, codec), tuple(parts))
-        return codec.decode(tuple(parts), self._dtype)
-
-    # --- batches --------------------------------------------------------------------------------------
-
     def extract(self, row: int) -> "CodedKV":
         """One sequence of a batch on its own, a copy."""
         return self.over([store.extract(row) for store in self.stores])
@@ -108,32 +102,27 @@ class CodedKV(_BaseCache):
         for store in self.stores:
             store.filter(rows)
 
-    # --- taking back without a transaction ----------------------------------------------------------------
-
     def is_trimmable(self) -> bool:
         """Whether all stores are."""
         return all(store.is_trimmable() for store in self.stores)
 
     def trim(self, n: int) -> int:
-        """Take back up to ``n`` positions in all stores; returns how many."""
-        taken = [int(store.trim(n)) for store in self.stores]
-        return taken[0]
-
-    # --- what mlx-lm and accounting ask ----------------------------------------------------------------
+        """Forget up to ``n`` positions in all stores, and return how many."""
+        return min(int(store.trim(n)) for store in self.stores)
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
         """The stores' rows, decoded, in the order of positions."""
         if self.empty() or self._codecs is None:
             return None, None
-        pairs = [store.keys_and_values() for store in self.stores]
-        codec_k, codec_v = self._codecs
-        keys: Parts = tuple(key for key, _ in pairs)
-        values: Parts = tuple(value for _, value in pairs)
-        return codec_k.decode(keys, self._dtype), codec_v.decode(values, self._dtype)
+        parts = zip(*(store.keys_and_values() for store in self.stores), strict=True)
+        keys, values = (
+            codec.decode(part, self._dtype) for codec, part in zip(self._codecs, parts, strict=True)
+        )
+        return keys, values
 
     @property  # type: ignore[misc]  # mlx-lm's can be set; coded caches are not saved
     def state(self) -> Any:
-        """The stores' arrays, for those who evaluate a cache."""
+        """The stores' arrays."""
         return [store.state for store in self.stores]
 
     def size(self) -> int:
@@ -148,14 +137,3 @@ class CodedKV(_BaseCache):
     def nbytes(self) -> int:
         """Resident bytes of all stores, free rows included."""
         return sum(int(store.nbytes) for store in self.stores)
-
-    def held(self) -> tuple[int, int]:
-        """Values of keys and values that are stored, and the bytes of their codes, free rows excluded."""
-        if self._codecs is None or self.stores[0].keys is None:
-            return 0, 0
-        batch, heads, capacity, _ = self.stores[0].keys.shape
-        store = self.stores[0]
-        lengths = store.lengths if isinstance(store, RaggedKV) else [int(store.offset)]
-        rows = sum(min(length, capacity) for length in lengths)
-        dims = sum(codec.dim for codec in self._codecs)
-        return rows * heads * dims, self.nbytes * rows // (batch * capacity)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from engine.cache.codecs.affine import Affine, Rotated
 from engine.cache.codecs.base import Codec
 from engine.cache.codecs.lattice import LatticeCompat, LatticePacked
 from engine.cache.coded import CodedKV
-from engine.cache.restored import RestoredKV
-from engine.cache.ring import SlidingRing
+from engine.cache.ring import SlidingRing, WindowedKV
 from engine.errors import ConfigurationError
 from evidence_format import policies
 
@@ -38,6 +38,26 @@ CODES = {
 }
 
 
+class RestoredKV(KVCache):
+    """The cache of one full attention layer whose old rows are supplied afterwards by `engine.restoration`.
+
+    Attributes:
+        replaced: positions whose keys and values were replaced so far.
+    """
+
+    replaced = 0
+
+    def overwrite(self, start: int, keys: mx.array, values: mx.array) -> None:
+        """Replace the rows from position ``start`` on by others [1, KV heads, N, head dim], keys rotated."""
+        stop = start + keys.shape[2]
+        if start < 0 or stop > self.offset:
+            raise ValueError(f"positions {start} to {stop - 1} cannot be replaced: {self.offset} are held")
+        buffers: tuple[Any, Any] = (self.keys, self.values)
+        for buffer, rows in zip(buffers, (keys, values), strict=True):
+            buffer[..., start:stop, :] = rows.astype(buffer.dtype)
+        self.replaced += stop - start
+
+
 class KVPolicy(policies.KVPolicy):
     """A policy that makes caches; `parse_policy` makes it."""
 
@@ -47,11 +67,7 @@ class KVPolicy(policies.KVPolicy):
         return self.coded and CODES[self.kind].attended
 
     def new_caches(self, model: Any, headroom: int) -> list[Any]:
-        """Empty caches for one sequence.
-
-        Args:
-            model: an mlx-lm language model.
-            headroom: the largest block that will be verified.
+        """Empty caches for one sequence of an mlx-lm model; `headroom` is the largest block to verify.
 
         Raises:
             ConfigurationError: it names layers the model does not have, or applies to none.
@@ -66,27 +82,18 @@ class KVPolicy(policies.KVPolicy):
         return self._chosen(_native(model, 1))
 
     def _chosen(self, caches: Sequence[Any]) -> list[int]:
-        """The layers it applies to among native caches.
-
-        Raises:
-            ConfigurationError: there are none, or one that is named is no attention layer.
-        """
         if self.kind == "native":
             return []
         full = [layer for layer, cache in enumerate(caches) if type(cache) is KVCache]
         sliding = [layer for layer, cache in enumerate(caches) if type(cache) is SlidingRing]
         attending = sorted(full + sliding)
-        if self.layers == "all":
-            chosen = attending
-        elif self.layers == "full":
-            chosen = full
-        elif self.layers == "sliding":
-            chosen = sliding
-        elif self.layers.startswith("inner:"):
+        if self.layers.startswith("inner:"):
             outer = min(int(self.layers.removeprefix("inner:")), max(len(attending) - 1, 0) // 2)
             chosen = attending[outer : len(attending) - outer]
+        elif self.numbers is None:
+            chosen = {"all": attending, "full": full, "sliding": sliding}[self.layers]
         else:
-            chosen = sorted(self.numbers or ())
+            chosen = sorted(self.numbers)
             if odd := [layer for layer in chosen if layer not in attending]:
                 raise ConfigurationError(
                     f"--kv {self.spec}: layer {odd[0]} is no attention layer with a cache of its own; "
@@ -105,6 +112,8 @@ class KVPolicy(policies.KVPolicy):
         if code := CODES.get(self.kind):
             stores = [_like(cache) for _ in range(code.parts)]
             return CodedKV(self.spec, partial(code.codec, self.values), stores, attended=code.attended)
+        if self.kind == policies.FULL_KV:
+            return WindowedKV(cache.window, cache.sink)
         if self.source is not None:
             return RestoredKV()  # type: ignore[no-untyped-call]
         if type(cache) is SlidingRing and cache.window <= self.window:
@@ -115,12 +124,12 @@ class KVPolicy(policies.KVPolicy):
 NATIVE = KVPolicy()
 
 
-def parse_policy(text: str) -> KVPolicy:
-    """What a ``--kv`` text says; ConfigurationError where it is no policy."""
+def parse_policy(text: str, option: str = "--kv") -> KVPolicy:
+    """What the text of an option says; ConfigurationError where it is no policy."""
     try:
         read = policies.parse_policy(text)
     except policies.PolicyFault as fault:
-        raise ConfigurationError(f"--kv {text!r}: {fault}") from None
+        raise ConfigurationError(f"{option} {text!r}: {fault}") from None
     return KVPolicy(read.kind, read.values, read.layers, read.source)
 
 

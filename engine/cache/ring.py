@@ -1,6 +1,6 @@
 """Sliding-window keys and values that can be rolled back exactly, also after the window has wrapped.
 
-mlx-lm's `RotatingKVCache` overwrites entries the next query still sees, so after a wrap nothing can be taken
+mlx-lm's `RotatingKVCache` overwrites entries the next query still sees, so after a wrap nothing can come
 back. This ring has ``headroom`` spare rows: what a block overwrites had left the window before it came.
 
     row of position p:   p                              for p < sink (pinned for good)
@@ -17,7 +17,56 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import _BaseCache
+from mlx_lm.models.cache import KVCache, _BaseCache
+
+STEP = 256  # rows by which buffers grow that have no bound
+
+
+def widened(buffer: mx.array | None, rows: int, like: mx.array) -> mx.array:
+    """A buffer [B, heads, rows, D] with free rows behind its own; `like` has its other dimensions."""
+    held = 0 if buffer is None else buffer.shape[2]
+    free = mx.zeros((*like.shape[:2], rows - held, like.shape[3]), like.dtype)
+    return free if buffer is None else mx.concatenate([buffer, free], axis=2)
+
+
+def whole_steps(rows: int) -> int:
+    """The next multiple of `STEP`."""
+    return -(-rows // STEP) * STEP
+
+
+class WindowedKV(KVCache):
+    """A sliding layer that keeps all positions: the mask alone hides what has left the window.
+
+    Its bytes grow with the text like a full layer's, and it goes back to any position.
+    """
+
+    def __init__(self, window: int, sink: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.window, self.sink = window, sink
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803 - the name models call it by
+        window_size: int | None = None,
+        return_array: bool = False,
+    ) -> mx.array | str | None:
+        """Mask [N, offset + N] for N new queries; a query at q sees p ≤ q with p > q - window or p < sink."""
+        window, end = min(window_size or self.window, self.window), self.offset + N
+        if end <= window + self.sink:
+            plain: mx.array | str | None = super().make_mask(N, window_size=None, return_array=return_array)  # type: ignore[no-untyped-call]
+            return plain
+        query, row = mx.arange(self.offset, end)[:, None], mx.arange(end)[None]
+        recent = row > query - window
+        return (row <= query) & (recent | (row < self.sink) if self.sink else recent)
+
+    @property
+    def state(self) -> Any:
+        """All that defines the cache, as mlx-lm saves it."""
+        return self.keys, self.values, self.offset, self.window, self.sink
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.keys, self.values, self.offset, self.window, self.sink = value
 
 
 class SlidingRing(_BaseCache):
@@ -26,8 +75,7 @@ class SlidingRing(_BaseCache):
     Args:
         window: positions a query sees besides the pinned ones, itself included.
         headroom: the most positions that may be pending at once.
-        sink: pinned positions at the beginning of the sequence; with mlx-lm's words, ``keep``, and
-            ``window = max_size - keep``.
+        sink: pinned positions at the beginning; mlx-lm's ``keep``, and ``window = max_size - keep``.
     """
 
     def __init__(self, window: int, headroom: int, sink: int = 0) -> None:
@@ -35,9 +83,7 @@ class SlidingRing(_BaseCache):
             raise ValueError(
                 f"window {window} and headroom {headroom} must be positive, sink {sink} not less"
             )
-        self.window = window
-        self.headroom = headroom
-        self.sink = sink
+        self.window, self.headroom, self.sink = window, headroom, sink
         self.offset = 0  # positions seen in all; the absolute position of the next one
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
@@ -52,17 +98,17 @@ class SlidingRing(_BaseCache):
     # --- transaction -------------------------------------------------------------------------------
 
     def begin(self, positions: int) -> None:
-        """Promise that up to ``positions`` rows follow which may be taken back.
-
-        Raises:
-            ValueError: more than the headroom, or a transaction is already open.
-        """
+        """Promise that up to ``positions`` rows follow, which `commit` and `abort` can drop."""
         if self._pending is not None:
             raise ValueError("a transaction is already open on this ring")
         if positions > self.headroom:
             raise ValueError(f"{positions} pending positions do not fit the headroom of {self.headroom}")
         self._pending, self._promised = self.offset, positions
         self._before = self._began, self._chunk
+
+    def divide(self, kept: int) -> bool:  # noqa: ARG002 - it can keep any number
+        """See `Rollback.divide`."""
+        return True
 
     def commit(self, dropped: int) -> None:
         """Close the transaction, forgetting its last ``dropped`` rows."""
@@ -71,7 +117,7 @@ class SlidingRing(_BaseCache):
         self._back(self.offset - dropped)
 
     def abort(self) -> None:
-        """Close the transaction as if it had never begun, whatever part of it arrived."""
+        """Close the transaction and forget what arrived of it."""
         if self._pending is not None:
             self._back(self._pending)
 
@@ -82,31 +128,27 @@ class SlidingRing(_BaseCache):
         self.offset, self._pending, self._before = offset, None, (0, None)
 
     def rewindable(self, count: int) -> bool:
-        """Whether the last ``count`` positions can still be taken back for good."""
+        """Whether the last ``count`` positions can still be forgotten for good."""
         left = self.offset - count
         first = max(left - self.window + 1, self.sink)  # the oldest one the next query would see
         return left >= 0 and (left <= self.sink or first >= self.floor)
 
     def rewind(self, count: int) -> None:
-        """Take back the last ``count`` positions, which must be `rewindable`."""
+        """Forget the last ``count`` positions, which must be `rewindable`."""
         self.offset -= count
         if count:
             self._chunk = None
 
-    # --- the same, asked for by engines that know no transaction -----------------------------------------
+    # --- for engines without transactions ---------------------------------------------------------------
 
     def is_trimmable(self) -> bool:
-        """Whether `trim` may be called: not within a transaction, which takes back by itself."""
+        """Whether `trim` may be called: not inside a transaction."""
         return self._pending is None
 
     def trim(self, n: int) -> int:
-        """Take back up to ``n`` positions for good, as mlx-lm's caches do; the headroom's number always goes.
+        """Forget up to ``n`` positions as mlx-lm's caches do, and return how many.
 
-        Returns:
-            How many were taken back.
-
-        Raises:
-            ValueError: a transaction is open, or positions that the next query would see are gone.
+        As many as the headroom always go. ValueError where rows that the next query would see are gone.
         """
         count = min(n, self.offset)
         if self._pending is not None or not self.rewindable(count):
@@ -120,15 +162,7 @@ class SlidingRing(_BaseCache):
     # --- what a model's layer calls -----------------------------------------------------------------
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append rows and return all that the new queries may see, as `make_mask` expects it.
-
-        Args:
-            keys: [1, KV heads, N, head dim]; values alike.
-            values: see keys.
-
-        Raises:
-            ValueError: more rows than the open transaction has announced.
-        """
+        """Append rows [1, KV heads, N, head dim]; return the rows that `make_mask` describes."""
         end = self.offset + keys.shape[2]
         if self._pending is not None and end > self._pending + self._promised:
             raise ValueError(f"{keys.shape[2]} more rows than the transaction was opened for")
@@ -169,12 +203,7 @@ class SlidingRing(_BaseCache):
         return mx.concatenate([pinned, table], axis=1)
 
     def appended(self, count: int, written: int) -> None:
-        """Rows were written into the full buffers from outside.
-
-        Args:
-            count: positions they hold.
-            written: rows written in all; what is behind the positions is free again.
-        """
+        """Count rows that a compiled forward wrote: ``count`` positions, and ``written`` rows in all."""
         self.floor = max(self.floor, self.offset + written - self._turn)
         self._began, self._chunk = self.offset, None
         self.offset += count
@@ -209,12 +238,8 @@ class SlidingRing(_BaseCache):
 
     def _written(self, buffer: mx.array | None, new: mx.array, rows: int) -> mx.array:
         """The buffer, of at least ``rows`` rows, with new ones written behind position offset - 1."""
-        held = 0 if buffer is None else buffer.shape[2]
-        if held < rows:
-            size = min(2 * rows, self.capacity)
-            room = mx.zeros((*new.shape[:2], size - held, new.shape[3]), new.dtype)
-            buffer = room if buffer is None else mx.concatenate([buffer, room], axis=2)
-        assert buffer is not None  # noqa: S101 - rows is positive
+        if buffer is None or buffer.shape[2] < rows:
+            buffer = widened(buffer, min(2 * rows, self.capacity), new)
         done = 0
         for first, last in self.runs(self.offset, self.offset + new.shape[2]):
             buffer[..., first:last, :] = new[..., done : done + last - first, :]
@@ -235,8 +260,8 @@ class SlidingRing(_BaseCache):
     def _table(self, window: int) -> mx.array:
         """What a query sees of the ring, by the age of a row; slices of it are the masks of all offsets.
 
-        Row -1-i is the i-th query from the last. Column c stands for the row whose newest position is
-        (M-1-c) mod M positions older than the last query: [headroom + 1, 2·M - 1].
+        [headroom + 1, 2·M - 1]. Row -1-i is the i-th query from the last. Column c is for the row whose
+        newest position is (M-1-c) mod M positions older than the last query.
         """
         if window not in self._tables:
             age = (self._turn - 1 - mx.arange(2 * self._turn - 1)) % self._turn
@@ -247,7 +272,7 @@ class SlidingRing(_BaseCache):
     # --- chunks longer than the headroom ----------------------------------------------------------------
 
     def _is_long(self, new: int) -> bool:
-        """Whether so many rows would overwrite what their own first query sees."""
+        """Whether this many rows would overwrite what their own first query sees."""
         return new > self.headroom + 1 and self.offset + new > self.capacity
 
     def _replace(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -280,7 +305,7 @@ class SlidingRing(_BaseCache):
 
     @property
     def state(self) -> Any:
-        """Everything that defines the cache, as mlx-lm saves it."""
+        """All that defines the cache, as mlx-lm saves it."""
         rows = self.keys, self.values, self.offset, self._began, self.floor, self._chunk
         return *rows, self.window, self.headroom, self.sink
 
@@ -291,7 +316,7 @@ class SlidingRing(_BaseCache):
         self.keys, self.values, self.offset, self._began, self.floor, self._chunk = rows
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
-        """The rows that the queries of the last update saw, in the order of their positions: mlx-lm's rows.
+        """The rows that the queries of the last update saw, by position: those of mlx-lm's rotating cache.
 
         The next query sees fewer of them, see `engine.cache.stats`.
         """
@@ -301,7 +326,7 @@ class SlidingRing(_BaseCache):
             return self._chunk
         pinned, first = min(self.sink, self.offset), min(self._began, self.offset - 1)
         start = max(first - self.window + 1, self.floor, pinned)
-        start = min(start, max(self.offset - self.window + 1, pinned))  # written anew below the floor
+        start = min(start, max(self.offset - self.window + 1, pinned))  # rewritten below the floor
         keys, values = (
             [*self._read(buffer, 0, pinned), *self._read(buffer, start, self.offset)]
             for buffer in (self.keys, self.values)
@@ -311,9 +336,9 @@ class SlidingRing(_BaseCache):
         return mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
 
     def release(self) -> None:
-        """Let go of the rows of a chunk longer than the headroom, which are kept until the next update.
+        """Drop the rows of a chunk longer than the headroom, once its forward is built.
 
-        They are not part of ``nbytes``. Called once the forward is laid out, it keeps them out of memory.
+        They are kept until the next update otherwise, and are no part of ``nbytes``.
         """
         self._chunk = None
 

@@ -1,92 +1,80 @@
-"""How each kind of cache is taken back: one rollback a cache, in a literal table.
+"""How each kind of cache goes back to fewer positions: one rollback for each cache.
 
-Recurrent states have a file of their own (`recurrent`); here are the caches that need no model for it.
+Recurrent states (gated delta, state space, short convolution) cannot be trimmed. The old state is put back,
+and mlx-lm's own update is run again on the positions that are kept. Nearly all of a layer's cost is in its
+projections, which treat positions one by one: their outputs were computed in the first run and are given back
+from the record, so that no weight is read twice. The replay's own output is dropped, and being lazy, what
+only leads to it is never computed.
+
+    first run (n positions)    mixer(x)      → state n     x and the projections' outputs are recorded
+    replay    (k positions)    mixer(x[:k])  → state k     the same code, projections answered from the record
+
+Nothing of mlx-lm is patched. Instances of modules that are given a cache, and of the projections inside them,
+get a class derived from theirs; the last user of a model to close restores it. Decoder layers are left alone
+(hidden states are read from them). A module that keeps a state outside its cache object, or changes another
+cache as well, is not covered.
 """
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
+from mlx import nn
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, QuantizedKVCache, _BaseCache
 
-from engine.cache.restored import RestoredKV
-from engine.cache.ring import SlidingRing
+from engine.cache.policy import RestoredKV
+from engine.cache.ring import SlidingRing, WindowedKV
+
+PROJECTIONS = (nn.Linear, nn.QuantizedLinear)  # modules whose output at a position depends on it alone
+# Modules that compile their own single step: an answer from the record would become a part of the graph.
+SELF_COMPILING = ("mlx_lm.models.kimi_k3",)
 
 
-class Rollback(Protocol):
-    """How one cache takes back positions. `begin` is followed by one `commit` or `abort`."""
+class Rollback:
+    """How one cache goes back: plain, quantized and chunked keys and values by a trim, which is exact there.
 
-    def begin(self, positions: int) -> None:
-        """Exactly ``positions`` rows follow."""
-
-    def divide(self, kept: int) -> bool:
-        """Prepare to commit ``kept`` of the announced rows, fewer than all; False where it cannot."""
-
-    def commit(self, dropped: int) -> None:
-        """Forget the last ``dropped`` rows, keep the others for good."""
-
-    def abort(self) -> None:
-        """Forget every row since `begin`."""
-
-    def rewindable(self, count: int) -> bool:
-        """Outside of begin and commit: whether the last ``count`` rows can still be forgotten."""
-
-    def rewind(self, count: int) -> None:
-        """Forget the last ``count`` rows, which are rewindable."""
-
-
-class TrimRollback:
-    """Caches that grow at the end and whose `trim` is exact: plain, quantized and chunked keys and values."""
+    `begin` is followed by one `commit` or `abort`; `rewindable` and `rewind` are for outside of them.
+    """
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
         self._start: int | None = None
 
     def begin(self, positions: int) -> None:  # noqa: ARG002 - such a cache grows without limit
-        """Remember where the transaction starts."""
+        """Exactly ``positions`` rows follow."""
         self._start = self._cache.offset
 
-    def divide(self, kept: int) -> bool:  # noqa: ARG002 - it can keep any number
-        """Rows are independent of each other."""
+    def divide(self, kept: int) -> bool:  # noqa: ARG002 - rows are independent of each other
+        """Prepare to commit ``kept`` of the announced rows, fewer than all; False where it cannot."""
         return True
 
     def commit(self, dropped: int) -> None:
-        """Trim the dropped rows."""
+        """Forget the last ``dropped`` rows, keep the others for good."""
         if dropped:
             self._cache.trim(dropped)
         self._start = None
 
     def abort(self) -> None:
-        """Trim what has arrived since `begin`, which may be nothing."""
+        """Forget every row since `begin`."""
         if self._start is not None:
             self._cache.trim(self._cache.offset - self._start)
             self._start = None
 
     def rewindable(self, count: int) -> bool:
-        """Every row is held; a chunked cache has dropped some of those of earlier chunks."""
+        """Whether the last ``count`` rows can still be forgotten."""
         left, first = self._cache.offset - count, 0
-        if type(self._cache) is ChunkedKVCache and self._cache.start_position:
+        if type(self._cache) is ChunkedKVCache and self._cache.start_position:  # part of older chunks is gone
             first, left = self._cache.start_position, left - left % self._cache.chunk_size
         return bool(left >= first)
 
     def rewind(self, count: int) -> None:
-        """Trim the rows."""
+        """Forget the last ``count`` rows, which are rewindable."""
         self._cache.trim(count)
 
 
-class RingRollback:
-    """Our ring, which keeps its own."""
-
-    def __init__(self, ring: SlidingRing) -> None:
-        self.begin, self.commit, self.abort = ring.begin, ring.commit, ring.abort
-        self.rewindable, self.rewind = ring.rewindable, ring.rewind
-
-    def divide(self, kept: int) -> bool:  # noqa: ARG002 - it can keep any number
-        """Rows are independent of each other."""
-        return True
-
-
-class CarryRollback:
+class CarryRollback(Rollback):
     """Any other cache: it is put back as it was, and the caller feeds what it keeps once more.
 
     A snapshot holds the cache's arrays, so the first write into one of them after `begin` copies it: such
@@ -94,39 +82,96 @@ class CarryRollback:
     """
 
     def __init__(self, cache: Any) -> None:
-        self._cache = cache
+        super().__init__(cache)
         self._snapshot: Snapshot | None = None
 
     def begin(self, positions: int) -> None:  # noqa: ARG002 - such a cache grows as it likes
-        """Take a snapshot."""
+        """Keep the state."""
         self._snapshot = Snapshot(self._cache)
 
     def divide(self, kept: int) -> bool:  # noqa: ARG002 - whatever the number
         """Nothing is known about its rows."""
         return False
 
-    def commit(self, dropped: int) -> None:
-        """Keep everything.
-
-        Raises:
-            ValueError: rows are to be dropped, which `divide` has refused.
-        """
-        if dropped:
-            raise ValueError(f"{dropped} rows of a {type(self._cache).__name__} cannot be dropped alone")
+    def commit(self, dropped: int) -> None:  # noqa: ARG002 - nothing, or what `divide` has dropped
+        """Forget the old state."""
         self._snapshot = None
 
     def abort(self) -> None:
-        """Put the snapshot back."""
+        """Put the old state back."""
         if self._snapshot is not None:
             self._snapshot.restore()
             self._snapshot = None
 
     def rewindable(self, count: int) -> bool:
-        """Nothing is known about its rows."""
+        """Older states are not kept."""
         return count == 0
 
     def rewind(self, count: int) -> None:
         """Nothing to do for the only count that is rewindable."""
+
+
+class RecurrentRollback(CarryRollback):
+    """An `ArraysCache`, whose arrays are replaced as a whole by every forward."""
+
+    def __init__(self, cache: Any, recorder: "Recorder") -> None:
+        super().__init__(cache)
+        self._recorder = recorder
+        self._before: list[Any] = []  # the arrays at `begin`, to see which ones are replaced
+
+    def begin(self, positions: int) -> None:
+        """Keep the state, and record how more than one position change it."""
+        super().begin(positions)
+        self._before = list(self._cache.cache)
+        self._recorder.record(positions if positions > 1 else 0)
+
+    def divide(self, kept: int) -> bool:
+        """Put the old state back and replay the first ``kept`` positions.
+
+        False where the record does not explain what happened to the state: no module that was called with
+        this cache has updated it. The state of `begin` is to be restored then.
+        """
+        return self._replayed(lambda: self._recorder.replay(kept))
+
+    def divide_rows(self, kept: Sequence[int]) -> bool:
+        """The same for a batch: the first ``kept[s]`` positions of sequence s."""
+        if self._recorder.positions:
+            return self._replayed(lambda: self._recorder.replay_rows(kept))
+        if self._snapshot is None:
+            return False
+        after = list(self._cache.cache)  # of a single position: the new state or the old one
+        self._snapshot.restore()
+        pairs = zip(self._cache.cache, after, strict=True)
+        self._cache.cache = [_chosen(kept, new, old) for old, new in pairs]
+        return True
+
+    def _replayed(self, replay: Callable[[], bool]) -> bool:
+        if self._snapshot is None:
+            return False
+        after = list(self._cache.cache)
+        self._snapshot.restore()
+        restored = list(self._cache.cache)
+        if not replay():
+            return False
+        slots = zip(self._before, after, restored, self._cache.cache, strict=True)
+        return all(then is before or now is not old for before, then, old, now in slots)
+
+    def commit(self, dropped: int) -> None:
+        """Forget the record and the old state."""
+        self._recorder.record(0)
+        super().commit(dropped)
+
+    def abort(self) -> None:
+        """Forget the record and put the old state back."""
+        self._recorder.record(0)
+        super().abort()
+
+
+def _chosen(kept: Sequence[int], new: mx.array | None, old: mx.array | None) -> mx.array | None:
+    """The new state of sequences that keep something, [S, …], the old one of the others."""
+    if new is None or old is None:
+        return new
+    return mx.where(mx.array(list(kept)).reshape(-1, *[1] * (new.ndim - 1)) > 0, new, old)
 
 
 class Snapshot:
@@ -137,60 +182,238 @@ class Snapshot:
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
-        self._attributes = {name: _kept(value) for name, value in vars(cache).items()}
+        self._attributes = _copied(vars(cache))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays it holds."""
-        return sum(array.nbytes for array in _arrays(list(self._attributes.values())))
+        return sum(array.nbytes for array in _arrays(self._attributes))
 
     def restore(self) -> Any:
-        """Give the object back the attributes it had; returns the object."""
+        """Give the object back the attributes it had, as often as it is called; returns the object."""
         vars(self._cache).clear()
-        vars(self._cache).update({name: _restored(value) for name, value in self._attributes.items()})
+        vars(self._cache).update(_copied(self._attributes))
         return self._cache
+
+
+def _copied(value: Any) -> Any:
+    """Arrays under other handles, caches as snapshots, and snapshots as the caches they restore."""
+    if isinstance(value, mx.array):
+        return mx.array(value)
+    if isinstance(value, _BaseCache):
+        return Snapshot(value)
+    if isinstance(value, Snapshot):
+        return value.restore()
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(_copied(inner) for inner in value)
+    return value
 
 
 def _arrays(value: Any) -> Iterator[mx.array]:
     if isinstance(value, mx.array):
         yield value
     elif isinstance(value, Snapshot):
-        yield from _arrays(list(value._attributes.values()))
-    elif isinstance(value, dict):
-        yield from _arrays(list(value.values()))
-    elif type(value) in {list, tuple}:
-        for inner in value:
+        yield from _arrays(value._attributes)
+    elif isinstance(value, dict) or type(value) in {list, tuple}:
+        for inner in value.values() if isinstance(value, dict) else value:
             yield from _arrays(inner)
 
 
-def _kept(value: Any) -> Any:
-    if isinstance(value, mx.array):
-        return mx.array(value)
-    if isinstance(value, _BaseCache):
-        return Snapshot(value)
-    if isinstance(value, dict):
-        return {key: _kept(inner) for key, inner in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(_kept(inner) for inner in value)
-    return value
+TRIMMED = {KVCache, RestoredKV, WindowedKV, QuantizedKVCache, ChunkedKVCache}
 
 
-def _restored(value: Any) -> Any:
-    if isinstance(value, mx.array):
-        return mx.array(value)  # the snapshot may be needed again
-    if isinstance(value, Snapshot):
-        return value.restore()
-    if isinstance(value, dict):
-        return {key: _restored(inner) for key, inner in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(_restored(inner) for inner in value)
-    return value
+def rollback_of(cache: Any) -> Any:
+    """The rollback of a cache without recurrent state; our ring is its own."""
+    if type(cache) is SlidingRing:
+        return cache
+    return (Rollback if type(cache) in TRIMMED else CarryRollback)(cache)
 
 
-ROLLBACKS: dict[type, Any] = {
-    KVCache: TrimRollback,
-    RestoredKV: TrimRollback,
-    QuantizedKVCache: TrimRollback,
-    ChunkedKVCache: TrimRollback,
-    SlidingRing: RingRollback,
-}
+class _Call:
+    """One run of a module with a cache: its arguments, and what its projections answered, in order."""
+
+    def __init__(self, module: Any, plain: type, arguments: inspect.BoundArguments, positions: int) -> None:
+        self.module, self.plain, self.arguments = module, plain, arguments
+        self.positions = positions
+        self.is_outer = False  # a module inside was given the same cache, and does the update
+        self._answers: list[tuple[Any, tuple[int, ...], mx.array]] = []
+        self._replay: Iterator[tuple[Any, tuple[int, ...], mx.array]] | None = None
+        self._kept = 0
+
+    def project(self, module: Any, plain: type, x: mx.array) -> mx.array:
+        """A projection inside the module was called with x [1, N, in]."""
+        if self._replay is None:
+            output: mx.array = plain.__call__(module, x)
+            self._answers.append((module, x.shape, output))
+            return output
+        recorded, shape, answer = next(self._replay, (None, (), x))
+        same = recorded is module and len(shape) == x.ndim and shape[1:2] == (self.positions,)
+        if same and x.shape[1] == self._kept:
+            return answer[:, : self._kept]
+        again: mx.array = plain.__call__(module, x)
+        return again
+
+    def cut(self, kept: int) -> dict[str, Any] | None:
+        """The arguments for the first ``kept`` positions; None if there is one that cannot be cut."""
+        arguments = dict(self.arguments.arguments)
+        for name, value in arguments.items():
+            if not isinstance(value, mx.array):
+                continue
+            if value.ndim > 1 and value.shape[:2] == (1, self.positions):
+                arguments[name] = value[:, :kept]
+            elif name == "mask" and value.ndim > 1 and value.shape[-2] == self.positions:
+                arguments[name] = value[..., :kept, :]  # one for attention, handed to every layer alike
+            else:
+                return None
+        return arguments
+
+    def run(self, wiring: "Wiring", arguments: dict[str, Any], kept: int) -> None:
+        """Run the module once more, for what it does to its cache."""
+        bound = self.arguments.signature.bind_partial()
+        bound.arguments.update(arguments)
+        fresh = kept == 1 and self.plain.__module__ in SELF_COMPILING
+        self._replay, self._kept = iter([] if fresh else self._answers), kept
+        with wiring.answering(self):
+            self.plain.__call__(*bound.args, **bound.kwargs)  # the module itself is the first of them
+        self._replay = None
+
+
+class Recorder:
+    """The calls of one cache during one block, from `Wiring.recorder`."""
+
+    def __init__(self, wiring: "Wiring", cache: Any) -> None:
+        self.cache = cache  # also keeps the object alive: it is known by its id
+        self.positions = 0  # of the block being recorded; 0: not recording
+        self.calls: list[_Call] = []
+        self._wiring = wiring
+
+    def record(self, positions: int) -> None:
+        """Forget the record, and record a block of so many positions from now on; 0: nothing."""
+        self.positions, self.calls = positions, []
+
+    def replay(self, kept: int) -> bool:
+        """Run every recorded call again on its first ``kept`` positions; False where a call cannot be cut."""
+        self.positions = 0
+        cuts = [(call, call.cut(kept)) for call in self.calls]
+        if not cuts or any(arguments is None for _, arguments in cuts):
+            return False
+        for call, arguments in cuts:
+            call.run(self._wiring, arguments or {}, kept)
+        return True
+
+    def replay_rows(self, kept: Sequence[int]) -> bool:
+        """Run every recorded call again, of sequence s of a batch its first ``kept[s]`` positions.
+
+        Every position is run, but those behind are masked, and the cache's ``lengths`` say where each
+        sequence ends: what mlx-lm does with prompts of different lengths. False where nothing was recorded,
+        or a module takes no mask.
+        """
+        positions, self.positions = self.positions, 0
+        if not self.calls or not all("mask" in call.arguments.signature.parameters for call in self.calls):
+            return False
+        ends = mx.array(list(kept), mx.int32)
+        mask = mx.arange(positions) < ends[:, None]
+        for call in self.calls:
+            self.cache.lengths = mx.array(ends)  # the module counts it down
+            call.run(self._wiring, {**call.arguments.arguments, "mask": mask}, positions)
+        self.cache.lengths = None
+        return True
+
+
+class Wiring:
+    """The modules of one model that have been given listening classes; shared by all its users."""
+
+    def __init__(self) -> None:
+        self.recorders: dict[int, Recorder] = {}
+        self._wired: list[tuple[Any, type]] = []
+        self._active: _Call | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> "Wiring":
+        """The wiring of a model, installed at its first use; empty if no module is called with a cache."""
+        mixers = []
+        for mixer in _mixers(model):
+            found = type(mixer).__dict__.get("cache_wiring")
+            if isinstance(found, Wiring):
+                return found
+            mixers.append(mixer)
+        wiring = cls()
+        for mixer in mixers:
+            wiring._wire(mixer, wiring._listening(type(mixer)))
+        for module in {id(m): m for mixer in mixers for m in mixer.modules()}.values():
+            if isinstance(module, PROJECTIONS):
+                wiring._wire(module, wiring._projection(type(module)))
+        return wiring
+
+    def recorder(self, cache: Any) -> Recorder:
+        """Listen to what is run on a cache object, until `release`."""
+        return self.recorders.setdefault(id(cache), Recorder(self, cache))
+
+    def release(self, caches: Sequence[Any]) -> None:
+        """Stop listening to caches; after the last one the modules get their classes back."""
+        for cache in caches:
+            self.recorders.pop(id(cache), None)
+        if not self.recorders:
+            for module, plain in self._wired:
+                object.__setattr__(module, "__class__", plain)
+            self._wired = []
+
+    @contextmanager
+    def answering(self, call: _Call | None) -> Iterator[None]:
+        """Inside the block, projections answer to ``call``."""
+        before, self._active = self._active, call
+        try:
+            yield
+        finally:
+            self._active = before
+
+    def _wire(self, module: Any, call: Any) -> None:
+        plain = type(module)
+        body = {"__call__": call, "__module__": plain.__module__, "cache_wiring": self}
+        self._wired.append((module, plain))
+        object.__setattr__(module, "__class__", type(plain.__name__, (plain,), body))
+
+    def _listening(self, plain: type) -> Any:
+        """The call of a module that is given a cache."""
+        signature = inspect.signature(plain.__call__)
+        place = list(signature.parameters).index("cache") - 1
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            cache = args[place] if len(args) > place else kwargs.get("cache")
+            recorder = self.recorders.get(id(cache))
+            if recorder is None or not recorder.positions:
+                return plain.__call__(module, *args, **kwargs)
+            bound = signature.bind(module, *args, **kwargs)
+            recorded, outer = _Call(module, plain, bound, recorder.positions), self._active
+            with self.answering(recorded):
+                output = plain.__call__(module, *args, **kwargs)
+            if not recorded.is_outer:
+                recorder.calls.append(recorded)
+            if outer is not None and outer.arguments.arguments.get("cache") is cache:
+                outer.is_outer = True
+            return output
+
+        call.__signature__ = signature  # type: ignore[attr-defined]  # what `_mixers` looks at
+        return call
+
+    def _projection(self, plain: type) -> Any:
+        """The call of a projection."""
+
+        def call(module: Any, x: mx.array) -> Any:
+            if self._active is None:
+                return plain.__call__(module, x)
+            return self._active.project(module, plain, x)
+
+        return call
+
+
+def _mixers(model: Any) -> Iterator[Any]:
+    """Modules below the decoder layers, or next to them, that are called with a cache."""
+    layers = {id(layer) for layer in model.layers}
+    for _, module in model.named_modules():
+        if id(module) in layers or any(id(inner) in layers for inner in module.modules()):
+            continue
+        if "cache" in inspect.signature(type(module).__call__).parameters:
+            yield module

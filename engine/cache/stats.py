@@ -1,4 +1,4 @@
-"""What a cache holds, as a reader of the next query sees it: positions, keys and values, decoded."""
+"""What caches hold: the rows that the next query sees, and the bytes of codes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,27 +7,21 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
 
+from engine.cache.batch import RaggedKV
 from engine.cache.coded import CodedKV
-from engine.cache.ragged import RaggedKV
-from engine.cache.ring import SlidingRing
+from engine.cache.ring import SlidingRing, WindowedKV
 
 
 @dataclass(frozen=True)
-class Held:
-    """Rows of one attention layer.
-
-    Attributes:
-        positions: of the rows, ascending.
-        keys: [1, KV heads, n, D]; values alike.
-        values: see keys.
-    """
+class VisibleRows:
+    """Rows of one attention layer, decoded: keys and values [1, KV heads, n, D] at ascending positions."""
 
     positions: list[int]
     keys: mx.array
     values: mx.array
 
 
-def held(cache: Any) -> Held | None:
+def held(cache: Any) -> VisibleRows | None:
     """What the next query sees of an attention layer's cache; None for an empty one and for other kinds."""
     store = cache.stores[0] if type(cache) is CodedKV else cache
     if not hasattr(store, "keys") or store.empty():
@@ -35,25 +29,18 @@ def held(cache: Any) -> Held | None:
     keys, values = cache.keys_and_values()
     if keys is None or values is None:
         return None
-    positions = _positions(store)
-    if type(store) is SlidingRing:  # it tells what the last queries saw, and the next one sees less
-        pinned = min(store.sink, len(positions))
-        keys, values = (
-            mx.concatenate(
-                [rows[..., :pinned, :], rows[..., rows.shape[2] - len(positions) + pinned :, :]], axis=2
-            )
-            for rows in (keys, values)
-        )
-    return Held(positions, keys, values)
+    if type(store) not in {SlidingRing, WindowedKV}:
+        return VisibleRows(list(range(int(store.offset))), keys, values)
+    positions = _visible(store.offset, store.window, store.sink)
+    pinned = min(store.sink, len(positions))
+    first = keys.shape[2] - len(positions) + pinned  # there are more: those that the last queries saw, or all
+    keys, values = (
+        mx.concatenate([rows[..., :pinned, :], rows[..., first:, :]], axis=2) for rows in (keys, values)
+    )
+    return VisibleRows(positions, keys, values)
 
 
-def _positions(store: Any) -> list[int]:
-    if type(store) is SlidingRing:
-        return _seen(store.offset, store.window, store.sink)
-    return list(range(int(store.offset)))
-
-
-def _seen(length: int, window: int, sink: int) -> list[int]:
+def _visible(length: int, window: int, sink: int) -> list[int]:
     """Positions before `length` that the query there sees through a window with pinned ones."""
     pinned = min(sink, length)
     return [*range(pinned), *range(max(length - window + 1, pinned), length)]
@@ -61,13 +48,7 @@ def _seen(length: int, window: int, sink: int) -> list[int]:
 
 @dataclass(frozen=True)
 class KVUse:
-    """What coded layers store.
-
-    Attributes:
-        layers: their numbers.
-        values: numbers of keys and values in them.
-        nbytes: bytes of their codes, free rows excluded.
-    """
+    """What coded layers store: their numbers, keys' and values' numbers, and bytes without free rows."""
 
     layers: tuple[int, ...]
     values: int
@@ -76,11 +57,18 @@ class KVUse:
 
 def kv_use(caches: Sequence[Any]) -> KVUse | None:
     """What the coded layers among the caches store; None where there are none."""
-    found = {layer: cache.held() for layer, cache in enumerate(caches) if type(cache) is CodedKV}
-    if not found:
-        return None
-    values, nbytes = (sum(pair[part] for pair in found.values()) for part in (0, 1))
-    return KVUse(tuple(found), values, nbytes)
+    coded = {layer: cache for layer, cache in enumerate(caches) if type(cache) is CodedKV}
+    values = nbytes = 0
+    for cache in coded.values():
+        store = cache.stores[0]
+        if store.keys is None:
+            continue
+        batch, heads, capacity, _ = store.keys.shape
+        lengths = store.lengths if isinstance(store, RaggedKV) else [int(store.offset)]
+        rows = sum(min(length, capacity) for length in lengths)
+        values += rows * heads * cache.dims
+        nbytes += cache.nbytes * rows // (batch * capacity)
+    return KVUse(tuple(coded), values, nbytes) if coded else None
 
 
 def kept_positions(caches: Sequence[Any]) -> int | None:
@@ -90,10 +78,10 @@ def kept_positions(caches: Sequence[Any]) -> int | None:
     """
     seen = []
     for cache in caches:
-        if type(cache) is SlidingRing:
-            seen.append(len(_positions(cache)))
+        if type(cache) in {SlidingRing, WindowedKV}:
+            seen.append(len(_visible(cache.offset, cache.window, cache.sink)))
         elif type(cache) is RotatingKVCache:
-            seen.append(len(_seen(cache.offset, cache.max_size - cache.keep, cache.keep)))
+            seen.append(len(_visible(cache.offset, cache.max_size - cache.keep, cache.keep)))
         elif type(cache) is RaggedKV and cache.window is not None:
-            seen += [len(_seen(length, cache.window, cache.sink)) for length in cache.lengths]
+            seen += [len(_visible(length, cache.window, cache.sink)) for length in cache.lengths]
     return max(seen, default=None)

@@ -2,57 +2,46 @@
 
 A graph that is compiled once must not know how many positions are held, so nothing in it has a shape or a
 constant that depends on it: new rows are written at a given place, and attention goes over somewhat more
-rows than are held, with a given mask, which hides what is free, stale or out of the window. The stand-ins
+rows than are held, with a given mask, which hides what is free, stale or out of the window. The caches
 here are made from the caches for one forward, and what they hold is read back into them. Masks are slices of
 tables made once.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from engine.cache.coded import CodedKV
-from engine.cache.restored import RestoredKV
-from engine.cache.ring import SlidingRing
+from engine.cache.policy import RestoredKV
+from engine.cache.ring import SlidingRing, WindowedKV, whole_steps, widened
 from engine.device import launch
 
-STEP = 256  # positions by which a buffer grows
 FINEST = 64  # rows by which attention widens, at the beginning
 TABLES = 128  # mask tables kept
 
-
-class Traced(Protocol):
-    """What a model's layer asks of its cache, and the buffers to read back."""
-
-    keys: mx.array
-    values: mx.array
-    offset: mx.array
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write rows [1, KV heads, N, head dim]; returns the rows the mask is for."""
-
-    def make_mask(
-        self,
-        N: int,  # noqa: N803 - the name models call it by
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> mx.array:
-        """Which of the buffers' first rows N new queries see, bool [N, rows]."""
+Entry = tuple[mx.array, mx.array, mx.array]
+"""What a forward of N positions is told: offset [1], places of the new rows [N], mask [N, attended rows]."""
 
 
-class _StandIn:
-    """What both kinds have in common."""
+class TracedKV:
+    """Plain keys and values: position p is in row p."""
 
-    def __init__(self, keys: mx.array, values: mx.array, entry: "Entry") -> None:
+    def __init__(self, keys: mx.array, values: mx.array, entry: Entry) -> None:
         self.keys, self.values = keys, values
         self.offset, self._places, self._mask = entry
 
-    def _attended(self) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write rows [1, KV heads, N, head dim]; returns the rows the mask is for."""
+        self._write(keys, values)
         rows = self._mask.shape[1]
         return self.keys[..., :rows, :], self.values[..., :rows, :]
+
+    def _write(self, keys: mx.array, values: mx.array) -> None:
+        self.keys = mx.slice_update(self.keys, keys, self.offset, axes=[2])
+        self.values = mx.slice_update(self.values, values, self.offset, axes=[2])
 
     def make_mask(
         self,
@@ -60,42 +49,28 @@ class _StandIn:
         window_size: int | None = None,  # noqa: ARG002 - the cache's own, which decides
         return_array: bool = False,  # noqa: ARG002 - it always is one
     ) -> mx.array:
-        """See `Traced`."""
+        """Which of the buffers' first rows N new queries see, bool [N, rows]."""
         return self._mask
 
 
-class TracedKV(_StandIn):
-    """Plain keys and values: position p is in row p."""
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """See `Traced`."""
-        self.keys = mx.slice_update(self.keys, keys, self.offset, axes=[2])
-        self.values = mx.slice_update(self.values, values, self.offset, axes=[2])
-        return self._attended()
-
-
-class TracedRing(_StandIn):
+class TracedRing(TracedKV):
     """A sliding window with pinned entries: position p is in the row that `SlidingRing` gives it."""
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """See `Traced`."""
+    def _write(self, keys: mx.array, values: mx.array) -> None:
         self.keys[:, :, self._places] = keys
         self.values[:, :, self._places] = values
-        return self._attended()
 
 
-Entry = tuple[mx.array, mx.array, mx.array]
-"""What a forward of N positions is told: offset [1], places of the new rows [N], mask [N, attended rows]."""
-
-STAND_INS: dict[type, type[TracedKV] | type[TracedRing]] = {
+STAND_INS: dict[type, type[TracedKV]] = {
     KVCache: TracedKV,
     RestoredKV: TracedKV,
+    WindowedKV: TracedKV,
     SlidingRing: TracedRing,
 }
 
 
 def traceable(caches: Sequence[Any]) -> bool:
-    """Whether every cache has a stand-in, or is coded over stores that have one."""
+    """Whether every cache has a traced kind, or is coded over stores that have one."""
     return bool(caches) and all(type(store) in STAND_INS for store in stores_of(caches))
 
 
@@ -104,8 +79,8 @@ def stores_of(caches: Sequence[Any]) -> list[Any]:
     return [store for cache in caches for store in (cache.stores if type(cache) is CodedKV else (cache,))]
 
 
-def stood_in(caches: Sequence[Any], stand_ins: Sequence[Traced]) -> list[Any]:
-    """What a model is run on: stand-ins of `stores_of`, those of a coded cache under its code."""
+def stood_in(caches: Sequence[Any], stand_ins: Sequence[TracedKV]) -> list[Any]:
+    """What a model is run on: traced caches of `stores_of`, those of a coded cache under its code."""
     given = iter(stand_ins)
     return [
         cache.over([next(given) for _ in cache.stores]) if type(cache) is CodedKV else next(given)
@@ -115,58 +90,56 @@ def stood_in(caches: Sequence[Any], stand_ins: Sequence[Traced]) -> list[Any]:
 
 def layout(cache: Any) -> tuple[int, ...]:
     """Caches of one layout and size are told the same by `entry`."""
-    return (cache.window, cache.headroom, cache.sink) if type(cache) is SlidingRing else ()
+    if type(cache) is SlidingRing:
+        return cache.window, cache.headroom, cache.sink
+    return (cache.window, cache.sink) if type(cache) is WindowedKV else ()
 
 
 def reserve(cache: Any, new: int) -> bool:
-    """Have room for ``new`` more positions in buffers of a size that seldom changes.
-
-    Returns:
-        False for an empty cache, whose heads are not known yet.
-    """
+    """Have free rows for ``new`` more positions; False for an empty cache, whose heads are not known yet."""
     if cache.keys is None or cache.values is None:
         return False
     held = cache.keys.shape[2]
-    rows = _steps(max(cache.offset + new, held))
+    rows = whole_steps(max(cache.offset + new, held))
     if type(cache) is SlidingRing:
         rows = min(rows, cache.capacity)
     if held < rows:
-        cache.keys, cache.values = _grown(cache.keys, rows), _grown(cache.values, rows)
+        cache.keys, cache.values = (widened(each, rows, each) for each in (cache.keys, cache.values))
     return True
 
 
 def entry(cache: Any, new: int) -> Entry:
-    """What a forward of ``new`` positions on a cache with reserved room has to be told."""
+    """What a forward of ``new`` positions on a cache with free rows has to be told."""
     offset, rows = cache.offset, min(_wide(cache.offset + new), cache.keys.shape[2])
     if type(cache) is SlidingRing:
         places = mx.array(
             [row for first, last in cache.runs(offset, offset + new) for row in range(first, last)]
         )
-        mask = _ring_mask(cache, new, rows)
     else:
-        places, mask = mx.array([offset]), _band(rows, new, None)[:, rows - offset : 2 * rows - offset]
-    return mx.array([offset]), places, mask
+        places = mx.array([offset])
+    return mx.array([offset]), places, _mask(cache, new, rows)
 
 
 def appended(cache: Any, count: int, written: int) -> None:
-    """Book what a forward has written: ``count`` positions, and ``written`` rows in all."""
+    """Count what a forward has written: ``count`` positions, and ``written`` rows in all."""
     if type(cache) is SlidingRing:
         cache.appended(count, written)
     else:
         cache.offset += count
 
 
-def _ring_mask(ring: SlidingRing, new: int, rows: int) -> mx.array:
-    """Mask [new, rows] of a ring; ``rows`` are all of them once it has wrapped."""
-    if ring.offset + new <= rows:  # nothing has wrapped: position p is in row p
-        mask = _band(rows, new, ring.window)[:, rows - ring.offset : 2 * rows - ring.offset]
+def _mask(cache: Any, new: int, rows: int) -> mx.array:
+    """Mask [new, rows] of a cache; ``rows`` are all of a ring's once it has wrapped."""
+    offset, *shape = cache.offset, *layout(cache)
+    window, sink = (shape[0], shape[-1]) if shape else (None, 0)
+    if offset + new <= rows:  # nothing has wrapped: position p is in row p
+        mask = _band(rows, new, window)[:, rows - offset : 2 * rows - offset]
     else:
-        mask = ring.turned_mask(new)
-    if not ring.sink:
+        mask = cache.turned_mask(new)
+    if not sink:
         return mask
-    query = mx.arange(ring.offset, ring.offset + new)[:, None]
-    row = mx.arange(rows)[None]
-    return mx.where(row < ring.sink, row <= query, mask)
+    query, row = mx.arange(offset, offset + new)[:, None], mx.arange(rows)[None]
+    return mx.where(row < sink, row <= query, mask)
 
 
 @lru_cache(maxsize=TABLES)
@@ -180,16 +153,7 @@ def _band(rows: int, new: int, window: int | None) -> mx.array:
     return table
 
 
-def _steps(rows: int) -> int:
-    return -(-rows // STEP) * STEP
-
-
 def _wide(rows: int) -> int:
     """The next of a few numbers of rows, four for each doubling: there is a graph for each of them."""
     step = max(FINEST, (1 << rows.bit_length()) // 8)
     return -(-rows // step) * step
-
-
-def _grown(buffer: mx.array, rows: int) -> mx.array:
-    room = mx.zeros((*buffer.shape[:2], rows - buffer.shape[2], buffer.shape[3]), buffer.dtype)
-    return mx.concatenate([buffer, room], axis=2)

@@ -1,6 +1,6 @@
 """begin(n) → the verify forward appends n positions → commit(k) keeps the first k: for all layers at once.
 
-A literal table says how each kind of cache is taken back:
+How each kind of cache goes back (`engine.cache.rollback`):
 
     plain, quantized and chunked keys and values    trimmed
     sliding window, with or without pinned entries  our ring: a block overwrites nothing it may bring back
@@ -15,6 +15,7 @@ leaves none, so a forward without drafts clears them. All layers carry, or none.
 Everything is lazy: nothing here waits for the device.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,19 +25,13 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 
 from engine.cache.coded import CodedKV
 from engine.cache.policy import NATIVE, KVPolicy
-from engine.cache.recorder import Wiring
-from engine.cache.recurrent import RecurrentRollback
 from engine.cache.ring import SlidingRing
-from engine.cache.rollback import ROLLBACKS, CarryRollback, Rollback, Snapshot, TrimRollback
+from engine.cache.rollback import RecurrentRollback, Rollback, Snapshot, Wiring, rollback_of
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A state to come back to.
-
-    Attributes:
-        kept: of each member its state, or None where rows can be trimmed at any time.
-    """
+    """A state to come back to: a snapshot of each member, None where rows can be trimmed at any time."""
 
     kept: tuple[Snapshot | None, ...]
 
@@ -46,16 +41,13 @@ class Mark:
         return sum(snapshot.nbytes for snapshot in self.kept if snapshot is not None)
 
 
-class Transaction:
-    """All caches of one sequence, moved forward and back together. Close it to restore the model."""
+class TransactionBase:
+    """What transactions of one sequence and of a batch have in common."""
 
     def __init__(self, model: Any, caches: Sequence[Any]) -> None:
-        """Bind to the caches of a model.
+        """Bind to the caches of an mlx-lm model.
 
-        Args:
-            model: the mlx-lm model that is run on them; its modules are listened to where a state can only be
-                taken back by a replay.
-            caches: as the model takes them.
+        The model's modules are listened to where a state can only go back by a replay, until `close`.
         """
         self.caches = list(caches)
         members = list({id(member): member for cache in caches for member in members_of(cache)}.values())
@@ -63,18 +55,17 @@ class Transaction:
         self._wiring = Wiring.of(model) if self._recurrent else None
         self._rollbacks = [self._rollback(member) for member in members]
         self._pairs = list(zip(members, self._rollbacks, strict=True))
-        rings = [member.headroom for member in members if type(member) is SlidingRing]
-        self.room: int | None = min(rings, default=None)
+        bounds = [member.headroom for member in members if getattr(member, "headroom", None) is not None]
+        self.room: int | None = min(bounds, default=None)
         """The most positions `begin` takes, carried ones included; None: any number."""
         self.carried = 0
         """Committed tokens that no cache holds."""
         self._open: int | None = None
 
-    def _rollback(self, member: Any) -> Rollback:
+    def _rollback(self, member: Any) -> Any:
         if type(member) is ArraysCache and self._wiring is not None:
             return RecurrentRollback(member, self._wiring.recorder(member))
-        rollback: Rollback = ROLLBACKS.get(type(member), CarryRollback)(member)
-        return rollback
+        return rollback_of(member)
 
     def begin(self, positions: int) -> None:
         """Open a transaction: exactly ``positions`` positions follow, those of carried tokens first.
@@ -97,6 +88,37 @@ class Transaction:
             self.abort()
             raise
 
+    def abort(self) -> None:
+        """Restore the state of `begin`; without an open transaction, nothing."""
+        if self._open is not None:
+            for rollback in self._rollbacks:
+                rollback.abort()
+            self._open = None
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Abort an open transaction when the block is left by an exception."""
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
+    def _refuse_open(self) -> None:
+        if self._open is not None:
+            raise ValueError("a transaction is open")
+
+    def close(self) -> None:
+        """Abort what is open and give the model's modules their classes back. Closing twice does nothing."""
+        self.abort()
+        if self._wiring is not None:
+            self._wiring.release(self._recurrent)
+            self._wiring = None
+
+
+class Transaction(TransactionBase):
+    """All caches of one sequence, moved forward and back together. Close it to restore the model."""
+
     def commit(self, kept: int) -> None:
         """Keep the first ``kept`` of the positions announced to `begin` and drop the others.
 
@@ -117,40 +139,19 @@ class Transaction:
         self.carried = 0
         self._open = None
 
-    def abort(self) -> None:
-        """Restore the state of `begin`; without an open transaction, nothing."""
-        if self._open is not None:
-            for rollback in self._rollbacks:
-                rollback.abort()
-            self._open = None
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Abort an open transaction when the block is left by an exception."""
-        try:
-            yield
-        except BaseException:
-            self.abort()
-            raise
-
     def settle(self) -> None:
-        """A forward outside of any transaction was laid out, behind the carried tokens if there were any."""
+        """A forward outside of any transaction was built, behind the carried tokens if there were any."""
         self.carried = 0
         for member, _ in self._pairs:
             if type(member) is SlidingRing:
                 member.release()
 
     def rewind(self, count: int) -> bool:
-        """Forget the last ``count`` committed tokens, carried ones first, for good.
+        """Forget the last ``count`` committed tokens for good; False where a layer no longer can.
 
-        Returns:
-            False where a layer no longer can; then nothing has changed.
-
-        Raises:
-            ValueError: a transaction is open.
+        Carried tokens go first. Nothing has changed where it returns False.
         """
-        if self._open is not None:
-            raise ValueError("a transaction is open")
+        self._refuse_open()
         rows = max(count - self.carried, 0)
         if not all(rollback.rewindable(rows) for rollback in self._rollbacks):
             return False
@@ -159,38 +160,22 @@ class Transaction:
         self.carried -= count - rows
         return True
 
-    def mark(self) -> "Mark":
-        """The present state, to come back to by `back_to`, whatever is committed after it.
-
-        Raises:
-            ValueError: a transaction is open, or tokens are carried.
-        """
+    def mark(self) -> Mark:
+        """The present state, to come back to by `back_to`, whatever is committed after it."""
         if self._open is not None or self.carried:
-            raise ValueError("a mark stands between transactions, where nothing is carried")
-        kept = [None if type(rollback) is TrimRollback else Snapshot(m) for m, rollback in self._pairs]
+            raise ValueError("a mark is set between transactions, where nothing is carried")
+        kept = [None if type(rollback) is Rollback else Snapshot(member) for member, rollback in self._pairs]
         return Mark(tuple(kept))
 
-    def back_to(self, mark: "Mark", count: int) -> None:
-        """Forget the last ``count`` committed tokens, those since the mark.
-
-        Raises:
-            ValueError: a transaction is open.
-        """
-        if self._open is not None:
-            raise ValueError("a transaction is open")
+    def back_to(self, mark: Mark, count: int) -> None:
+        """Forget the last ``count`` committed tokens, those since the mark."""
+        self._refuse_open()
         for rollback, snapshot in zip(self._rollbacks, mark.kept, strict=True):
             if snapshot is None:
                 rollback.rewind(count - self.carried)
             else:
                 snapshot.restore()
         self.carried = 0
-
-    def close(self) -> None:
-        """Abort what is open and give the model's modules their classes back. Closing twice does nothing."""
-        self.abort()
-        if self._wiring is not None:
-            self._wiring.release(self._recurrent)
-            self._wiring = None
 
 
 def members_of(cache: Any) -> Iterator[Any]:
@@ -211,14 +196,11 @@ def new_caches(model: Any, headroom: int, policy: KVPolicy = NATIVE) -> list[Any
         model: an mlx-lm language model.
         headroom: the largest block that will be verified.
         policy: which keys and values are kept, and how.
-
-    Raises:
-        ConfigurationError: the policy applies to no layer of this model.
     """
     return policy.new_caches(model, headroom)
 
 
 def resident(caches: Sequence[Any]) -> tuple[dict[str, int], int]:
     """Class names with their counts, and the sum of ``nbytes``, of the caches as they are now."""
-    names = [type(cache).__name__ for cache in caches]
-    return {name: names.count(name) for name in sorted(set(names))}, sum(int(c.nbytes) for c in caches)
+    counts = Counter(type(cache).__name__ for cache in caches)
+    return dict(sorted(counts.items())), sum(int(cache.nbytes) for cache in caches)

@@ -50,12 +50,12 @@ def command(
     if system is not None and not system.strip():
         raise ConfigurationError("--system must not be empty")
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     prepare()
     from engine.chat import ChatOptions, Conversation
     from engine.cli.chat_terminal import ChatLoop, InputLines, Screen
-    from engine.registry.locate import Places
+    from engine.registry import Places
     from engine.sampling import Sampling
 
     names = ("temperature", "top_p", "min_p", "top_k", "seed")

@@ -3,19 +3,22 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from engine.cli.options import (
+    binding_options,
     engine_options,
-    report_options,
     sampling_options,
     take_engine,
     take_request,
 )
 from engine.cli.reports import store
-from engine.errors import PromptError
+from engine.errors import GenerationError, PromptError
+
+if TYPE_CHECKING:
+    from engine.generate import Outcome
 
 LARGEST_PROMPT = 100_000_000  # characters of a file
 
@@ -34,7 +37,16 @@ LARGEST_PROMPT = 100_000_000  # characters of a file
 @click.option("--stop", multiple=True, help="End before this text; may be given several times.")
 @click.option("--text", "text_only", is_flag=True, help="Print nothing but the text.")
 @engine_options
-@report_options
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line.")
+@click.option(
+    "--report",
+    "report_path",
+    is_flag=False,
+    flag_value="",
+    metavar="[PATH]",
+    help="Write an evidence report, to PATH or to a new file among the last reports.",
+)
+@binding_options
 def command(
     *,
     prompt: str | None,
@@ -42,10 +54,13 @@ def command(
     chat: bool,
     text_only: bool,
     as_json: bool,
-    report_path: Path | None,
+    report_path: str | None,
     **values: Any,
 ) -> None:
     """Continue PROMPT; the tokens are those of plain decoding, or distributed like them when sampling.
+
+    An evidence report is written with --report, and wherever it is bound to a request. The JSON line says
+    where it is.
 
     \b
     Examples:
@@ -63,32 +78,74 @@ def command(
     request = take_request(values)
     options = take_engine(values)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     runtime = prepare()
     from engine.config import open_engine
-    from engine.evaluation.prompts import chat_prompt, raw_prompt
-    from engine.evaluation.single import GenerateSwitches, generate_report, generate_stream
+    from engine.generate import GenerateSwitches, encode, generate
 
     switches = GenerateSwitches(**values)
     switches.check()
     engine = open_engine(options)
-    asked = chat_prompt([("user", text)]) if chat else raw_prompt(text)
+    evaluation = None
+    if report_path is not None or request is not None:
+        from engine.evaluation.measure import Evaluation
 
-    def show(piece: str) -> None:
+        evaluation = Evaluation(
+            "throughput", "generate", engine, switches, runtime, request=request, resumable=False
+        )
+    target = engine.target
+    content = [("user", text)] if chat else text
+    tokens = encode(content, target.tokenizer, target.target.vocab_size, target.context)
+    draft_length = engine.new_draft_length(repeatable=switches.seed is not None)
+    for step in generate(engine, tokens, switches.max_tokens, switches.options(), draft_length=draft_length):
         if not as_json:
-            sys.stdout.write(piece)
+            sys.stdout.write(step.text)
             sys.stdout.flush()
-
-    generation = generate_stream(engine, asked, switches, show)
     if not as_json:
         click.echo()
-    path = store(generate_report(engine, runtime, generation, request), report_path)
+    if step.outcome is None:
+        raise GenerationError("the text did not come to an end")
+    path = evaluation and store(
+        evaluation.report_row(content, tokens, step.outcome), Path(report_path) if report_path else None
+    )
     if text_only:
         return
     if not as_json:
-        click.echo(generation.line(), err=True)
-    click.echo(json.dumps(generation.figures() | {"report": str(path)}))
+        click.echo(_summary(step.outcome), err=True)
+    figures = _figures(step.outcome, len(tokens), engine.policy.spec)
+    click.echo(json.dumps(figures | ({"report": str(path)} if path else {})))
+
+
+def _figures(outcome: "Outcome", prompt_tokens: int, kv: str) -> dict[str, Any]:
+    """The figures of the JSON line."""
+    return {
+        "text": outcome.text,
+        "finish_reason": outcome.finish,
+        "prompt_tokens": prompt_tokens,
+        "generated_tokens": len(outcome.tokens),
+        "prefill_s": round(outcome.prefill_s, 7),
+        "decode_s": round(outcome.decode_s, 7),
+        "decode_tokens_per_s": outcome.decode_tokens_per_s,
+        "verify_rounds": outcome.verify_rounds,
+        "acceptance_length": outcome.acceptance_length,
+        "resident_bytes": outcome.resident_bytes,
+        "drafter_resident_bytes": outcome.drafter_resident_bytes,
+        "path": outcome.path,
+        "kv": kv,
+        "restored_positions": outcome.restored,
+    }
+
+
+def _summary(outcome: "Outcome") -> str:
+    """The figures for people, on one line."""
+    parts = [f"{len(outcome.tokens)} tokens ({outcome.finish})"]
+    if outcome.decode_tokens_per_s is not None:
+        parts.append(f"{outcome.decode_tokens_per_s:.1f} tok/s")
+    if outcome.acceptance_length is not None:
+        length = f"{outcome.acceptance_length:.2f} tokens emitted per verify"
+        parts.append(f"{length} over {outcome.verify_rounds} rounds")
+    return ", ".join(parts)
 
 
 def _prompt_text(prompt: str | None, file: Path | None) -> str:

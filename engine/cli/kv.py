@@ -37,7 +37,7 @@ def codec(golden: Path, as_json: bool) -> None:
       kakeya_engine kv codec --golden tests/data/lattice/seed_1.npz
       kakeya_engine kv codec --golden tests/data/lattice/seed_1.npz --json
     """  # noqa: D301 - click wants the character itself
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     prepare()
     from engine.evaluation.codec import compare_codec

@@ -71,7 +71,7 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine parity --target --prompts code --report parity.json
     """  # noqa: D301 - click wants the character itself
     request = take_request(values)
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     runtime = prepare()
     from engine.cli.progress import shown_progress

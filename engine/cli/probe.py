@@ -22,7 +22,7 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
     """  # noqa: D301 - click wants the character itself
     request = take_request(values)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     runtime = prepare()
     from engine.cli.tables import probe_figures, probe_table

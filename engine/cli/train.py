@@ -52,11 +52,11 @@ def projector(
           --out ~/models/qwen3-4b-projector --window 256 --length 2048 --texts-file corpus.jsonl
       kakeya_engine train projector --out ~/models/regression-alone --steps 0 --json
     """  # noqa: D301 - click wants the character itself
-    from engine.runtime import prepare
+    from engine.device import prepare
 
     prepare()
-    from engine.blas import fit_threads
     from engine.cli.progress import shown_progress
+    from engine.device import fit_threads
     from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_target
     from engine.training.projector import train_projector
     from engine.training.projector_fit import ProjectorSwitches

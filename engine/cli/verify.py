@@ -63,14 +63,14 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
     """  # noqa: D301 - click wants the character itself
     request = take_request(values)
 
-    from engine.runtime import prepare
+    from engine.device import prepare
     from engine.verification.claimed import read_report
 
     claimed = read_report(report)
     runtime = prepare()
     from engine.cli.progress import shown_progress
     from engine.evaluation.report import write_document
-    from engine.registry.locate import Places
+    from engine.registry import Places
     from engine.verification.verify import Verification, verify
 
     folders = {"target": values["model"], "drafter": values["drafter"], "projector": values["projector"]}

@@ -9,52 +9,47 @@ decoded plainly costs the drafter nothing. Each draft costs a forward, so only a
 target can pay.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from weakref import finalize
 
 import mlx.core as mx
 
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.transaction import Transaction, new_caches, resident
 from engine.device import launch, read_tokens
-from engine.drafters.base import Draft, refuse_mismatch
+from engine.drafters.base import Draft, TextDrafter, refuse_mismatch
 from engine.errors import ConfigurationError
 from engine.sampling import Sampler
+from engine.target.attention import CodedAttention
 from engine.target.model import Target
 
 CHUNK = 512  # unseen tokens per forward that drafts nothing
 UNSEEN = 32  # unseen tokens that enter with the bonus instead
 
 
-class Autoregressive:
+class Autoregressive(TextDrafter):
     """Drafts token by token with an mlx-lm model that shares the target's vocabulary."""
 
     name = "autoregressive"
-    tap_layers = ()
 
-    def __init__(self, model: Target, block_size: int = 8) -> None:
-        """Draft with ``model``, blocks of up to twice ``block_size``.
-
-        Raises:
-            ConfigurationError: ``block_size`` is less than 2.
-            ModelError: drafts could not be taken back on a cache of the model.
-        """
+    def __init__(self, model: Target, block_size: int = 8, policy: KVPolicy = NATIVE) -> None:
+        """Draft with ``model``, blocks of up to twice ``block_size``; ``policy`` is of its own caches."""
         if block_size < 2:
             raise ConfigurationError(f"a drafter's block must be at least 2, not {block_size}")
-        self._model, self.block_size = model, block_size
+        self._model, self.block_size, self._policy = model, block_size, policy
+        if policy.attended:
+            finalize(self, CodedAttention(model.model).close)
         self.forwards = 0
         self._transaction = self._new_transaction()
         self.start()
 
     def bind(self, target: Target) -> None:
-        """Check that both models speak of the same tokens.
-
-        Raises:
-            DrafterMismatchError: their vocabularies differ in size.
-        """
+        """See `Drafter.bind`: both models must have the same vocabulary."""
         refuse_mismatch("vocabulary", self._model.vocab_size, target.vocab_size)
 
     def twin(self) -> "Autoregressive":
         """See `Drafter.twin`."""
-        return Autoregressive(self._model, self.block_size)
+        return Autoregressive(self._model, self.block_size, self._policy)
 
     def start(self) -> None:
         """Forget the sequence."""
@@ -65,13 +60,13 @@ class Autoregressive:
         self._forget_caches()
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - see `Drafter`
-        """Keep of the last proposal what was confirmed, and take note of the tokens."""
+        """Keep of the last proposal what was confirmed, and note the tokens."""
         if self._drafts is not None:
             self._settle(self._drafts, tokens)
         self._tokens.extend(tokens)
 
     def rewind(self, count: int) -> bool:
-        """Forget tokens; where the caches cannot go back, the rest is read anew at the next proposal."""
+        """Forget tokens; where the caches cannot go back, the next proposal reads the rest again."""
         if count > len(self._tokens):
             return False
         self._abandon()
@@ -83,14 +78,6 @@ class Autoregressive:
                 self._forget_caches()
         del self._tokens[len(self._tokens) - count :]
         return True
-
-    def mark(self) -> Callable[[], None]:
-        """See `Drafter.mark`; it can be shortened to any length."""
-        length = len(self._tokens)
-        return lambda: self._shorten(length)
-
-    def _shorten(self, length: int) -> None:
-        self.rewind(len(self._tokens) - length)
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """Draft up to ``count`` tokens, each given those before it, and q where a sampler drew them."""
@@ -139,7 +126,7 @@ class Autoregressive:
 
     def _settle(self, drafts: mx.array, tokens: Sequence[int]) -> None:
         """Keep the positions of the open transaction whose tokens were committed, drop the others."""
-        # Whoever committed more than the bonus has verified the drafts, so they are known by now.
+        # Where more than the bonus is committed, the drafts were verified, so they are known by now.
         guessed = read_tokens(drafts)[:-1] if len(tokens) > 1 else []
         same = 0
         for ours, theirs in zip([self._bonus, *guessed], tokens, strict=False):
@@ -151,7 +138,7 @@ class Autoregressive:
         self._drafts = None
 
     def _abandon(self) -> None:
-        """Take back a proposal nobody committed anything of."""
+        """Undo a proposal of which nothing was committed."""
         self._transaction.abort()
         self._drafts = None
 
@@ -161,5 +148,5 @@ class Autoregressive:
         self._fed = 0  # observed tokens that were fed for good
 
     def _new_transaction(self) -> Transaction:
-        caches = new_caches(self._model.model, UNSEEN + 2 * self.block_size)
+        caches = new_caches(self._model.model, UNSEEN + 2 * self.block_size, self._policy)
         return Transaction(self._model.model, caches)

@@ -1,6 +1,7 @@
 """What decoding asks of a drafter. The networks live in `engine.networks`, the kinds in `registry`."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,7 +56,7 @@ class Drafter(Protocol):
         """Forwards of its network since it was made; 0 for one without."""
 
     def bind(self, target: Target) -> None:
-        """Check that it fits the target, and use that target from now on."""
+        """Use this target from now on; DrafterMismatchError where it was made for another."""
 
     def twin(self) -> "Drafter":
         """One more of its kind for another sequence: same weights, same target, nothing observed yet."""
@@ -64,7 +65,7 @@ class Drafter(Protocol):
         """Begin a new sequence."""
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        """Take note of committed tokens and the target's taps at their positions, in order."""
+        """Note committed tokens and the outputs of `tap_layers` at them, [1, N, K·hidden], in order."""
 
     def rewind(self, count: int) -> bool:
         """Forget the last ``count`` observed tokens; False where it cannot, and then nothing is forgotten."""
@@ -73,20 +74,36 @@ class Drafter(Protocol):
         """Note the present state; what is returned brings it back, as often as it is called."""
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
-        """Draft up to ``count`` tokens after ``bonus``, the one token not yet committed.
+        """Draft at most ``count`` tokens, at least 1, after ``bonus``, the one token not yet committed.
 
-        Args:
-            bonus: the last emitted token.
-            count: how many drafts at most, at least 1.
-            sampler: draws the drafts; None for the likeliest.
+        A sampler draws the drafts; without one they are the likeliest.
         """
 
 
-def refuse_mismatch(what: str, drafter: int | None, target: int) -> None:
-    """Compare a property of the target the drafter was made for with the target given.
+class TextDrafter(ABC):
+    """A drafter that reads nothing but the tokens, and can go back to any length of the text."""
 
-    Raises:
-        DrafterMismatchError: they differ (None on the drafter's side: unknown, not compared).
+    tap_layers: tuple[int, ...] = ()
+    _tokens: Sized
+
+    @abstractmethod
+    def rewind(self, count: int) -> bool:
+        """See `Drafter.rewind`."""
+
+    def mark(self) -> Callable[[], None]:
+        """See `Drafter.mark`."""
+        length = len(self._tokens)
+
+        def back() -> None:
+            self.rewind(len(self._tokens) - length)
+
+        return back
+
+
+def refuse_mismatch(what: str, drafter: int | None, target: int) -> None:
+    """Raise DrafterMismatchError where a property of the drafter's target differs from the target's.
+
+    None on the drafter's side: unknown, not compared.
     """
     if drafter is not None and drafter != target:
         raise DrafterMismatchError(

@@ -1,7 +1,7 @@
 """The DFlash and DFlash 2 drafters at work: which context the network has seen, and one block at a time.
 
 The network keeps keys and values of committed positions only. Rows that are committed between two drafts
-wait here and enter with the next draft, or by themselves when many have gathered (long prompts, spells of
+wait here and enter with the next draft, or by themselves when many have gathered (long prompts, phases of
 plain decoding), so memory stays bounded. Nothing here waits for the device.
 """
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.device import launch
 from engine.drafters.base import Draft, refuse_mismatch
-from engine.drafters.path import drawn_path, likeliest_path
 from engine.errors import DrafterMismatchError
 from engine.networks.dflash import Context, DFlash
-from engine.networks.dflash2 import DFlash2
+from engine.networks.dflash2 import Candidates, DFlash2
 from engine.sampling import Sampler
 from engine.target.model import Target
 
@@ -22,11 +22,12 @@ from engine.target.model import Target
 class BlockDrafter:
     """Drafts a block in one forward of a DFlash or DFlash 2 network."""
 
-    absorb_at = 512  # waiting rows that are taken in without a draft
+    absorb_at = 512  # waiting rows that enter without a draft
 
-    def __init__(self, network: DFlash) -> None:
+    def __init__(self, network: DFlash, policy: KVPolicy = NATIVE) -> None:
+        """Draft with ``network``, whose own keys and values ``policy`` says how to keep."""
         config = network.config
-        self.network, self.name = network, config.kind
+        self.network, self.name, self._policy = network, config.kind, policy
         self.tap_layers, self.block_size = config.target_layer_ids, config.block_size
         self.forwards = 0
         self._target: Target | None = None
@@ -34,12 +35,7 @@ class BlockDrafter:
         self.start()
 
     def bind(self, target: Target) -> None:
-        """Use this target's embedding and head.
-
-        Raises:
-            DrafterMismatchError: the drafter was made for a target of another shape.
-            ModelError: the target's embeddings are not known, see `Target.embed`.
-        """
+        """See `Drafter.bind`; ModelError where the target's embeddings are not known, see `Target.embed`."""
         config = self.network.config
         refuse_mismatch("hidden size", config.hidden_size, target.hidden_size)
         refuse_mismatch("vocabulary", config.vocab_size, target.vocab_size)
@@ -54,30 +50,25 @@ class BlockDrafter:
 
     def twin(self) -> "BlockDrafter":
         """See `Drafter.twin`."""
-        other = BlockDrafter(self.network)
+        other = BlockDrafter(self.network, self._policy)
         other._target = self._target
         return other
 
     def start(self) -> None:
         """Forget the sequence."""
-        self._context = Context(self.network.config)
+        self._context = Context(self.network.config, self._policy)
         self._waiting: list[mx.array] = []
         self._waits = 0  # rows in there
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        """Positions were committed.
-
-        Args:
-            tokens: the tokens at them (the network reads only the taps).
-            taps: target layer outputs there, [1, len(tokens), K·hidden].
-        """
+        """See `Drafter.observe`; the network reads the layers' outputs alone."""
         if taps is None or taps.shape[1] != len(tokens):
             raise ValueError("a DFlash drafter needs the taps of every committed position")
         self._waiting.append(taps)
         self._waits += len(tokens)
         if self._waits >= self.absorb_at:
             self.network.absorb(self._take_waiting(), self._context)
-            launch([(layer.keys, layer.values) for layer in self._context.layers])
+            launch([layer.buffers for layer in self._context.layers])
 
     def rewind(self, count: int) -> bool:
         """See `Drafter.rewind`; rows a sliding layer has dropped already cannot come back."""
@@ -114,11 +105,7 @@ class BlockDrafter:
         return Draft(sampler.draw(q), q)
 
     def _block_rows(self, bonus: int, count: int) -> tuple[mx.array, mx.array]:
-        """Run the network over the bonus and ``count`` masks.
-
-        Returns:
-            Hidden states [count, hidden] and logits [count, V] of the masks.
-        """
+        """Hidden states [count, hidden] and logits [count, V] of the masks behind the bonus."""
         if self._target is None:
             raise ValueError("bind the drafter to a target first")
         network, config = self.network, self.network.config
@@ -139,3 +126,41 @@ class BlockDrafter:
     def nbytes(self) -> int:
         """Resident bytes of the drafter's own keys and values."""
         return self._context.nbytes
+
+
+def likeliest_path(candidates: Candidates) -> Draft:
+    """At each position the candidate with the highest score behind the one before."""
+    chosen = _walk(mx.argmax(candidates.scores, axis=-1))
+    return Draft(_at(candidates.tokens, chosen))
+
+
+def drawn_path(candidates: Candidates, sampler: Sampler, vocabulary: int) -> Draft:
+    """Each candidate drawn given the one before, q [n, vocabulary] being zero outside the candidates.
+
+    What follows a candidate depends on the candidate alone, so the step behind every candidate is drawn at
+    once. Draws behind candidates that are not chosen are independent of the others and not used.
+    """
+    tokens, scores = candidates
+    n, k, _ = scores.shape
+    chances = sampler.distribution(scores.reshape(n * k, k))
+    chosen = _walk(sampler.draw(chances).reshape(n, k))
+    before = mx.concatenate([mx.zeros((1,), mx.int32), chosen[:-1]])
+    rows = chances.reshape(n, k, k)[mx.arange(n), before]  # [n, k]
+    q = mx.put_along_axis(mx.zeros((n, vocabulary), mx.float32), tokens, rows, axis=-1)
+    return Draft(_at(tokens, chosen), q)
+
+
+def _walk(following: mx.array) -> mx.array:
+    """The indices chosen, int32 [n]; ``following[i, j]`` is the one at i behind j at i - 1 (0 at first)."""
+    n, k = following.shape
+    # one table of pointers into itself: entry i * k + j leads to the entries of position i + 1
+    table = (following.astype(mx.int32) + mx.arange(k, (n + 1) * k, k, dtype=mx.int32)[:, None]).reshape(-1)
+    pointer, path = mx.array(0, mx.int32), []
+    for _ in range(n):
+        pointer = table[pointer]
+        path.append(pointer)
+    return mx.stack(path) % k
+
+
+def _at(tokens: mx.array, chosen: mx.array) -> mx.array:
+    return mx.take_along_axis(tokens, chosen[:, None], axis=-1)[:, 0]

@@ -17,14 +17,14 @@ and ``draft_context`` of its config.json) and the spec's to overrule: ``masked-d
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
 
 import mlx.core as mx
 
-from engine.drafters.base import Draft, refuse_mismatch
+from engine.drafters.base import Draft, TextDrafter, refuse_mismatch
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.mdlm import MaskedDiffusionModel
 from engine.sampling import Sampler
@@ -34,11 +34,11 @@ from engine.target.model import Target
 SETTINGS = {"block": ("block_size", 2, 512), "steps": ("steps", 1, 512), "context": ("context", 1, 1_000_000)}
 
 
-class MaskedDiffusion:
+class MaskedDiffusion(TextDrafter):
     """Drafts a block by unmasking it in a few bidirectional forwards."""
 
     name = "masked-diffusion"
-    tap_layers = ()
+    _tokens: "array[int]"
 
     def __init__(
         self,
@@ -53,13 +53,10 @@ class MaskedDiffusion:
 
         Args:
             network: the model.
-            mask_token_id: the token that stands for an unknown one.
+            mask_token_id: the token for an unknown one.
             block_size: block length to draft by default, the bonus token included.
             steps: forwards per block; a block of fewer masks takes one for each.
             context: committed tokens the network sees, the bonus included.
-
-        Raises:
-            ConfigurationError: a number is not positive, or the block is less than 2.
         """
         if block_size < 2 or steps < 1 or context < 1:
             raise ConfigurationError(
@@ -72,11 +69,7 @@ class MaskedDiffusion:
         self.start()
 
     def bind(self, target: Target) -> None:
-        """Check that both models speak of the same tokens.
-
-        Raises:
-            DrafterMismatchError: their vocabularies differ in size, or the mask is not in them.
-        """
+        """See `Drafter.bind`: both models must have the same vocabulary, with the mask in it."""
         size = self.network.args.vocab_size
         refuse_mismatch("vocabulary", size, target.vocab_size)
         if not 0 <= self.mask_token_id < size:
@@ -99,7 +92,7 @@ class MaskedDiffusion:
         self._tokens = array("i")
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - see `Drafter`
-        """Take note of the tokens."""
+        """Note the tokens."""
         self._tokens.extend(tokens)
 
     def rewind(self, count: int) -> bool:
@@ -108,14 +101,6 @@ class MaskedDiffusion:
             return False
         del self._tokens[len(self._tokens) - count :]
         return True
-
-    def mark(self) -> Callable[[], None]:
-        """See `Drafter.mark`; it can be shortened to any length."""
-        length = len(self._tokens)
-        return lambda: self._shorten(length)
-
-    def _shorten(self, length: int) -> None:
-        self.rewind(len(self._tokens) - length)
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
         """Fill ``count`` masks behind the bonus; the drafts are chosen, not drawn, also for a ``sampler``."""
@@ -153,11 +138,7 @@ def _schedule(count: int, steps: int) -> Iterator[int]:
 
 
 def split_spec(argument: str) -> tuple[Path, dict[str, int]]:
-    """Folder and settings of ``FOLDER`` or ``FOLDER?NAME=NUMBER,…``; a folder of just that name comes first.
-
-    Raises:
-        ConfigurationError: what follows the question mark is not of this form, or a number makes no sense.
-    """
+    """Folder and settings of ``FOLDER`` or ``FOLDER?NAME=NUMBER,…``; a folder of that name comes first."""
     folder, mark, text = argument.rpartition("?")
     if not mark or Path(argument).exists():
         return Path(argument), {}
@@ -176,15 +157,10 @@ def split_spec(argument: str) -> tuple[Path, dict[str, int]]:
 
 
 def settings_of(path: Path, config: Mapping[str, Any]) -> dict[str, int]:
-    """The settings that a ``config.json`` at ``path`` names, each ``draft_`` and its name here.
-
-    Raises:
-        ModelError: one of them is no number that makes sense.
-    """
+    """The settings that a ``config.json`` at ``path`` names, each ``draft_`` and its name here."""
     found: dict[str, int] = {}
     for name, least, largest in SETTINGS.values():
-        value = config.get(f"draft_{name}")
-        if value is None:
+        if (value := config.get(f"draft_{name}")) is None:
             continue
         if type(value) is not int or not least <= value <= largest:
             raise ModelError(

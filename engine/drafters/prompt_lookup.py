@@ -8,22 +8,22 @@ Measured on the shipped prompts with the shipped target's greedy output (192 tok
 the longest matches is confirmed more often than the first, the most frequent or a vote; and a suffix of L
 tokens earns a block of at most 4·L, since a longer one is rejected more often than it pays.
 
-Everything runs on the host. Not covered: matches across sequences, and tokens that are alike but not equal.
+Nothing runs on the device. Not covered: matches across sequences, and tokens that are alike but not equal.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from sys import getsizeof
 from zlib import crc32
 
 import mlx.core as mx
 
-from engine.drafters.base import NOTHING, Draft
+from engine.drafters.base import NOTHING, Draft, TextDrafter
 from engine.errors import ConfigurationError
 from engine.sampling import Sampler
 from engine.target.model import Target
 
-GRAMS = (4, 16)  # lengths that are indexed beside the shortest match
+GRAMS = (4, 16)  # lengths that are indexed besides the shortest match
 SLOTS = 1 << 16  # of each hash table
 LOOK_AT = 32  # most recent places of a gram that are compared
 LONGEST = 32  # tokens of a suffix that are compared
@@ -61,7 +61,7 @@ class TokenIndex:
             latest[slot] = place
 
     def pop(self) -> None:
-        """Take the last token back; every table is as it was before the token came."""
+        """Remove the last token; every table is as it was before the token came."""
         place = len(self._tokens)
         for n, latest, before in zip(self.grams, self._latest, self._before, strict=True):
             earlier = before.pop()
@@ -121,21 +121,17 @@ def _slot(gram: "array[int]") -> int:
     return crc32(gram) % SLOTS
 
 
-class PromptLookup:
+class PromptLookup(TextDrafter):
     """Proposes what followed the last time; nothing where the text is new."""
 
     name = "prompt-lookup"
-    tap_layers = ()
+    _tokens: TokenIndex
     block_size = 8
     forwards = 0  # there is no network
     default_shortest = 1
 
     def __init__(self, shortest: int = default_shortest) -> None:
-        """Draft only where at least so many tokens match.
-
-        Raises:
-            ConfigurationError: ``shortest`` is not 1 to `LONGEST`.
-        """
+        """Draft only where at least ``shortest`` tokens match, 1 to `LONGEST`."""
         if not 1 <= shortest <= LONGEST:
             raise ConfigurationError(
                 f"the shortest match of prompt-lookup must be 1 to {LONGEST}, not {shortest}"
@@ -152,45 +148,34 @@ class PromptLookup:
 
     def start(self) -> None:
         """Forget the sequence."""
-        self._index = TokenIndex(self.shortest)
+        self._tokens = TokenIndex(self.shortest)
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - see `Drafter`
         """Lengthen the text."""
         for token in tokens:
-            self._index.append(token)
+            self._tokens.append(token)
 
     def rewind(self, count: int) -> bool:
         """Shorten the text; False where it is shorter than that."""
-        if count > len(self._index):
+        if count > len(self._tokens):
             return False
         for _ in range(count):
-            self._index.pop()
+            self._tokens.pop()
         return True
 
-    def mark(self) -> Callable[[], None]:
-        """See `Drafter.mark`; the text can be shortened to any length."""
-        length = len(self._index)
-        return lambda: self._shorten(length)
-
-    def _shorten(self, length: int) -> None:
-        self.rewind(len(self._index) - length)
-
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
-        """What followed the longest match; fewer than ``count`` tokens where the match is short.
-
-        The drafts are chosen, not drawn, also for a ``sampler``.
-        """
+        """What followed the longest match, fewer tokens where it is short; chosen, not drawn."""
         drafts, _ = self.look_up(bonus, count)
         return Draft(mx.array(drafts, mx.int32)) if drafts else NOTHING
 
     def look_up(self, bonus: int, count: int) -> tuple[list[int], int]:
         """The drafts as numbers, and how many tokens matched; none and 0 where the text is new."""
-        place, length = self._index.find(bonus)
+        place, length = self._tokens.find(bonus)
         if not length:
             return [], 0
-        return self._index.following(place, bonus, min(count, REACH * length - 1)), length
+        return self._tokens.following(place, bonus, min(count, REACH * length - 1)), length
 
     @property
     def nbytes(self) -> int:
         """Resident bytes of the index."""
-        return self._index.nbytes
+        return self._tokens.nbytes

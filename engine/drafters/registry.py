@@ -4,27 +4,31 @@
     FOLDER                             its config.json says which kind it is
     KIND:FOLDER                        likewise, and an error if it is another kind
     masked-diffusion:FOLDER?steps=4    likewise, with other settings than the folder's (block, steps, context)
-    prompt-lookup+SPEC                 look-ups where they fare better than what SPEC names
+    prompt-lookup+SPEC                 look-ups where they do better than what SPEC names
+    SPEC?kv=POLICY                     with its own keys and values kept so, like --drafter-kv POLICY
 
-How folders become networks is `engine.target.loading`'s business.
+How folders become networks is in `engine.target.loading`.
 """
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlx_lm.utils import load_model
 
+from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.drafters.autoregressive import Autoregressive
+from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
+from engine.target.attention import refuse_policy
+from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
     LoadedDrafter,
     LoadedTarget,
@@ -35,42 +39,57 @@ from engine.target.loading import (
     opened,
     tokenizer_of,
 )
-from engine.target.model_card import card_of
-from engine.target.weights import read_json, require_folder, weight_files
 
 WITH_LOOKUP = "prompt-lookup+"
+POLICY_MARK = "?kv="
+DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of drafter.
-
-    Attributes:
-        help: one line for people.
-        open: from what follows ``KIND:``, the target and the dtype, to the drafter, bound to the target.
-    """
+class DrafterKind:
+    """A line of help, and what opens a drafter from the text after ``KIND:``, its target and the dtype."""
 
     help: str
-    open: Callable[[str, LoadedTarget, str | None], LoadedDrafter]
+    open: Callable[[str, LoadedTarget, str | None, KVPolicy], LoadedDrafter]
 
 
-def open_drafter(spec: str, target: LoadedTarget, dtype: str | None = None) -> LoadedDrafter:
-    """Load what a ``--drafter`` text names and bind it to a target.
+def drafter_policy(text: str) -> KVPolicy:
+    """What a ``--drafter-kv`` text says: how a drafter keeps keys and values, the same in all its layers."""
+    policy = parse_policy(text, "--drafter-kv")
+    if policy.kind not in DRAFTER_POLICIES or policy.layers != "all":
+        raise ConfigurationError(
+            f"--drafter-kv {text!r}: a drafter takes {', '.join(DRAFTER_POLICIES)}, for all of its layers"
+        )
+    return policy
+
+
+def split_policy(spec: str, policy: KVPolicy = NATIVE) -> tuple[str, KVPolicy]:
+    """A drafter's text without ``?kv=POLICY``, and that policy, or the one given."""
+    rest, mark, text = spec.partition(POLICY_MARK)
+    return (rest, drafter_policy(text)) if mark else (spec, policy)
+
+
+def open_drafter(
+    spec: str, target: LoadedTarget, dtype: str | None = None, policy: KVPolicy = NATIVE
+) -> LoadedDrafter:
+    """Load what a ``--drafter`` text names (see the top of this file) and bind it to a target.
 
     Args:
-        spec: see the top of this file.
+        spec: the text.
         target: the model to draft for.
         dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
+        policy: how the drafter keeps its own keys and values, where the text does not say.
 
     Raises:
         ConfigurationError: the text does not name a drafter, or its value does not make sense.
         ModelError: the folder cannot be used.
         DrafterMismatchError: the drafter was made for another target; the message names both sides.
     """
+    spec, policy = split_policy(spec, policy)
     if spec.startswith(WITH_LOOKUP):
         if not (rest := spec.removeprefix(WITH_LOOKUP)):
             raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
-        inner = open_drafter(rest, target, dtype)
+        inner = open_drafter(rest, target, dtype, policy)
         return LoadedDrafter(WithLookup(inner.drafter), inner.card, inner.settings)
     kind, colon, argument = spec.partition(":")
     if kind not in KINDS:
@@ -79,23 +98,20 @@ def open_drafter(spec: str, target: LoadedTarget, dtype: str | None = None) -> L
                 f"--drafter {spec!r} is neither a folder on this machine nor one of {', '.join(KINDS)}; "
                 "give a folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
             )
-        return KINDS[kind_of(Path(spec))].open(spec, target, dtype)
+        return KINDS[kind_of(Path(spec))].open(spec, target, dtype, policy)
     if kind == PromptLookup.name:
-        return KINDS[kind].open(argument if colon else str(PromptLookup.default_shortest), target, dtype)
+        shortest = argument if colon else str(PromptLookup.default_shortest)
+        return KINDS[kind].open(shortest, target, dtype, policy)
     if not argument:
         raise ConfigurationError(f"--drafter {spec} lacks its folder; give {kind}:FOLDER")
     folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
     if (found := kind_of(folder)) != kind:
         raise ConfigurationError(f"--drafter {spec}: the folder holds a drafter of the kind {found}")
-    return KINDS[kind].open(argument, target, dtype)
+    return KINDS[kind].open(argument, target, dtype, policy)
 
 
 def kind_of(folder: Path) -> str:
-    """The kind of drafter a folder holds, from its ``config.json``.
-
-    Raises:
-        ModelError: there is no such folder or file, or it names no model.
-    """
+    """The kind of drafter a folder holds, from its ``config.json``."""
     require_folder(folder)
     config = read_json(folder / "config.json")
     for kind, holds in SIGNS.items():
@@ -107,7 +123,18 @@ def kind_of(folder: Path) -> str:
     )
 
 
-def _open_prompt_lookup(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:  # noqa: ARG001
+def _refuse_policy(policy: KVPolicy, kind: str) -> None:
+    if policy.kind != NATIVE.kind:
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps no keys and values; leave it out")
+
+
+def _open_prompt_lookup(
+    argument: str,
+    target: LoadedTarget,
+    dtype: str | None,  # noqa: ARG001 - there is no network
+    policy: KVPolicy,
+) -> LoadedDrafter:
+    _refuse_policy(policy, PromptLookup.name)
     if not re.fullmatch("[0-9]{1,9}", argument):
         raise ConfigurationError(
             f"--drafter prompt-lookup:{argument}: the shortest match must be a number of tokens, as in "
@@ -118,19 +145,33 @@ def _open_prompt_lookup(argument: str, target: LoadedTarget, dtype: str | None) 
     return LoadedDrafter(drafter, None, f"shortest={drafter.shortest}")
 
 
-def _open_block(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    return load_drafter(Path(argument), target.target, dtype)
+def _open_block(argument: str, target: LoadedTarget, dtype: str | None, policy: KVPolicy) -> LoadedDrafter:
+    loaded = load_drafter(Path(argument), target.target, dtype)
+    if policy.kind == NATIVE.kind or not isinstance(loaded.drafter, BlockDrafter):
+        return loaded
+    try:
+        drafter = BlockDrafter(loaded.drafter.network, policy)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {error}") from None
+    drafter.bind(target.target)
+    return LoadedDrafter(drafter, loaded.card, f"kv={policy.spec}")
 
 
-def _open_autoregressive(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+def _open_autoregressive(
+    argument: str, target: LoadedTarget, dtype: str | None, policy: KVPolicy
+) -> LoadedDrafter:
     model = load_target(Path(argument), dtype)
-    drafter = Autoregressive(model.target)
+    refuse_policy(model.target.model, policy, "--drafter-kv")
+    drafter = Autoregressive(model.target, policy=policy)
     drafter.bind(target.target)
     refuse_other_tokens(model.tokenizer, target.tokenizer)
-    return LoadedDrafter(drafter, model.card)
+    return LoadedDrafter(drafter, model.card, None if policy.kind == NATIVE.kind else f"kv={policy.spec}")
 
 
-def _open_masked_diffusion(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+def _open_masked_diffusion(
+    argument: str, target: LoadedTarget, dtype: str | None, policy: KVPolicy
+) -> LoadedDrafter:
+    _refuse_policy(policy, MaskedDiffusion.name)
     (folder, asked), wanted = split_spec(argument), dtype_of(dtype)
     files = weight_files(folder)
     config = read_json(folder / "config.json")
@@ -139,32 +180,22 @@ def _open_masked_diffusion(argument: str, target: LoadedTarget, dtype: str | Non
     network, _ = opened(folder, "the model", lambda: load_model(folder, lazy=True, get_model_classes=classes))
     drafter = MaskedDiffusion(network, mask, **settings)
     drafter.bind(target.target)
-    with _unheard("transformers.configuration_utils"):  # does not know the layout, but its tokenizer
+    logger = logging.getLogger("transformers.configuration_utils")  # does not know the layout
+    disabled, logger.disabled = logger.disabled, True
+    try:
         tokenizer = tokenizer_of(folder, None)
+    finally:
+        logger.disabled = disabled
     refuse_other_tokens(tokenizer, target.tokenizer)
     make_ready(folder, network, wanted)
     settings_used = f"steps={drafter.steps},block={drafter.block_size},context={drafter.context}"
     return LoadedDrafter(drafter, card_of(folder, files, network), settings_used)
 
 
-@contextmanager
-def _unheard(name: str) -> Iterator[None]:
-    """Keep a logger of another library silent."""
-    logger = logging.getLogger(name)
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
 def refuse_other_tokens(drafter: Any, target: Any) -> None:
-    """Compare two tokenizers: an id that both know must stand for the same text in both.
+    """Raise DrafterMismatchError where an id that both tokenizers know is another text in each.
 
     Either may know more ids, as a mask or special tokens are added to one of them.
-
-    Raises:
-        DrafterMismatchError: naming the first difference and how many there are.
     """
     ours, theirs = ({number: text for text, number in side.get_vocab().items()} for side in (drafter, target))
     differing = sorted(number for number in ours.keys() & theirs.keys() if ours[number] != theirs[number])
@@ -181,14 +212,19 @@ def _architecture(config: Mapping[str, Any], name: str) -> bool:
     return isinstance(names, list) and name in names
 
 
-KINDS: dict[str, Kind] = {
-    "dflash": Kind("a DFlash network: a block in one forward, from the target's hidden states", _open_block),
-    "dflash2": Kind("a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
-    "prompt-lookup": Kind("no model: what followed the last time the text ended so", _open_prompt_lookup),
-    "autoregressive": Kind("a small model with the target's tokenizer, token by token", _open_autoregressive),
-    "masked-diffusion": Kind(
-        "a masked diffusion model with the target's tokenizer, surest token first", _open_masked_diffusion
-    ),
+KINDS: dict[str, DrafterKind] = {
+    name: DrafterKind(text, opener)
+    for name, text, opener in (
+        ("dflash", "a DFlash network: a block in one forward, from the target's hidden states", _open_block),
+        ("dflash2", "a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
+        ("prompt-lookup", "no model: what followed the last time the text ended so", _open_prompt_lookup),
+        ("autoregressive", "a small model with the target's tokenizer, token by token", _open_autoregressive),
+        (
+            "masked-diffusion",
+            "a masked diffusion model with the target's tokenizer, surest token first",
+            _open_masked_diffusion,
+        ),
+    )
 }
 
 # How the config.json of a folder gives its kind away; the first that holds.

@@ -1,9 +1,9 @@
-"""Prompt lookup beside another drafter: each round the one whose drafts have fared better in this text.
+"""Prompt lookup next to another drafter: each round the one whose drafts did better in this text.
 
-A look-up costs nothing beside a forward of a network, so it may be confirmed a little less. How much a match
-is worth depends on its length and on the text. Look-ups are tried in every round that is drafted, also where
-the other drafter is asked, and how much of them comes true is counted as the text goes on. The other's record
-fades while it is not asked, so that it gets another chance.
+A look-up costs nothing compared with a forward of a network, so it may be confirmed a little less. How much a
+match is worth depends on its length and on the text. Look-ups are tried in every round that is drafted, also
+where the other drafter is asked, and how much of them comes true is counted as the text goes on. The other's
+score fades while it is not asked, so that it gets another chance.
 
 Nothing is remembered from one continuation to the next: the choice depends on the text and on where its
 rounds began.
@@ -20,18 +20,17 @@ from engine.sampling import Sampler
 from engine.target.model import Target
 
 LOOKED_UP = (1.0, 2.0, 3.0, 4.0)  # drafts believed to come true after matches of 1, 2–3, 4–7 and more tokens
-PROPOSED = 2.0  # … of a drafter nobody has tried
+PROPOSED = 2.0  # … of a drafter that was not tried yet
 TRUST = 2.0  # trials' worth of these beliefs
 FORGET = 0.95  # weight of the past after each trial
 FADE = 0.98  # … after each round in which the other drafter was not asked
 FREE = 0.8  # of a round's time is left without the other's forward, measured with a DFlash drafter
 
 
-class Record:
-    """How many drafts of a kind were confirmed, beginning with a belief."""
+class DraftScore:
+    """How many drafts of a kind were confirmed a round, beginning with a belief."""
 
     def __init__(self, believed: float) -> None:
-        """Believe in so many confirmed drafts a round."""
         self._believed, self._confirmed, self._trials = believed, 0.0, 0.0
 
     def add(self, confirmed: int) -> None:
@@ -53,26 +52,20 @@ class Record:
 
 @dataclass
 class _Guess:
-    """Looked-up drafts on trial.
+    """Looked-up drafts on trial."""
 
-    Attributes:
-        record: where the outcome belongs.
-        tokens: the bonus token and the drafts.
-        seen: how many of them the text has confirmed.
-    """
-
-    record: Record
-    tokens: list[int]
-    seen: int = 0
+    score: DraftScore  # where the outcome belongs
+    tokens: list[int]  # the bonus token and the drafts
+    seen: int = 0  # how many of them the text has confirmed
 
     def open_after(self, token: int) -> bool:
-        """Whether the outcome is still open after the text's next token; when not, it is booked."""
+        """Whether the outcome is still open after the text's next token; when not, it is counted."""
         if token == self.tokens[self.seen]:
             self.seen += 1
             if self.seen < len(self.tokens):
                 return True
         if self.seen:
-            self.record.add(self.seen - 1)
+            self.score.add(self.seen - 1)
         return False
 
 
@@ -87,18 +80,14 @@ class WithLookup:
         self._forget()
 
     def _forget(self) -> None:
-        """A continuation begins; rounds that have not come to their end never will."""
-        self._matches = [Record(believed) for believed in LOOKED_UP]
-        self._fared = Record(PROPOSED)
+        """A continuation begins; the outcome of earlier rounds is not learned any more."""
+        self._matches = [DraftScore(believed) for believed in LOOKED_UP]
+        self._other_score = DraftScore(PROPOSED)
         self._guesses: list[_Guess] = []  # that the text has not decided yet
         self._asked = False  # the other, for the round on its way
 
     def bind(self, target: Target) -> None:
-        """Bind the other drafter.
-
-        Raises:
-            DrafterMismatchError: it was made for another target.
-        """
+        """Bind the other drafter."""
         self._other.bind(target)
 
     def twin(self) -> "WithLookup":
@@ -112,24 +101,24 @@ class WithLookup:
         self._forget()
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        """Tell both, and book how the drafts have fared."""
+        """Tell both, and count how the drafts did."""
         self._lookup.observe(tokens, None)
         self._other.observe(tokens, taps)
         if self._asked:
             self._asked = False
-            self._fared.add(len(tokens) - 1)
+            self._other_score.add(len(tokens) - 1)
         for token in tokens if self._guesses else ():
             self._guesses = [guess for guess in self._guesses if guess.open_after(token)]
 
     def rewind(self, count: int) -> bool:
-        """Both forget, or neither; how the drafts have fared is forgotten too."""
+        """Both forget, or neither; how the drafts did is forgotten too."""
         if not (self._other.rewind(count) and self._lookup.rewind(count)):
             return False
         self._forget()
         return True
 
     def mark(self) -> Callable[[], None]:
-        """Of both; how the drafts have fared is forgotten on the way back."""
+        """Of both; how the drafts did is forgotten on the way back."""
         marks = (self._lookup.mark(), self._other.mark())
 
         def back() -> None:
@@ -143,10 +132,10 @@ class WithLookup:
         """What followed the last time, or what the other drafter proposes."""
         drafts, length = self._lookup.look_up(bonus, count)
         if drafts:
-            record = self._matches[min(length.bit_length(), len(LOOKED_UP)) - 1]
-            self._guesses.append(_Guess(record, [bonus, *drafts]))
-            if record.tokens > FREE * self._fared.tokens:
-                self._fared.fade(FADE)
+            score = self._matches[min(length.bit_length(), len(LOOKED_UP)) - 1]
+            self._guesses.append(_Guess(score, [bonus, *drafts]))
+            if score.tokens > FREE * self._other_score.tokens:
+                self._other_score.fade(FADE)
                 return Draft(mx.array(drafts, mx.int32))
         draft = self._other.propose(bonus, count, sampler)
         self._asked = len(draft) > 0

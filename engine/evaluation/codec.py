@@ -23,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.cache.codecs.hadamard import Hadamard
+from engine.cache.codecs.base import Hadamard
 from engine.cache.codecs.lattice import LatticeCompat
 from engine.errors import ConfigurationError, InputError
 

@@ -7,7 +7,7 @@ from engine.errors import ModelError
 from engine.evaluation.pair_parity import DRAFTER, TARGET, PairCase
 from engine.evaluation.parity import GOLDEN, NAME, TOLERANCES, Case, Parity, RoundParity, settled
 from engine.evaluation.target_parity import TOLERANCES as TARGET_TOLERANCES
-from engine.target.weights import weight_files
+from engine.target.folder import weight_files
 
 
 def compare_all(

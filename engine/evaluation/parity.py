@@ -22,14 +22,13 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from engine.drafters.path import likeliest_path
+from engine.drafters.block import likeliest_path
 from engine.errors import ConfigurationError, ModelError
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2, build_network
 from engine.networks.dflash_config import DFlashConfig
-from engine.target.config import check_depth
+from engine.target.folder import check_depth, read_json, require_file, tensor_shapes, weight_files
 from engine.target.loading import DTYPES, fill_network, opened
-from engine.target.weights import read_json, require_file, tensor_shapes, weight_files
 from evidence_format.claims import FEWEST_EQUAL
 
 GOLDEN = "golden.npz"

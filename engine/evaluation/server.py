@@ -11,32 +11,32 @@ from functools import partial
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine, parse_block
+from engine.device import Runtime
 from engine.errors import ConfigurationError, EngineError, PromptError
-from engine.evaluation.arms import PLAIN_LOOP, Outcome, plain
-from engine.evaluation.environment import describe
+from engine.evaluation.arms import PLAIN_LOOP, plain
+from engine.evaluation.environment import LoadWatch, describe
 from engine.evaluation.http import Client, ServerFault
-from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
+from engine.evaluation.measure import (
+    ArmRun,
+    Progress,
+    configuration,
+    encode_all,
+    measure,
+    models,
+    our_arm,
+    scored_rows,
+)
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.question import Question, outcome, question, whole
 from engine.evaluation.report import Arm, Report, now
+from engine.evaluation.rounding import compare_with_plain
 from engine.evaluation.served import served
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
 from engine.evaluation.server_switches import Offer, ServerSwitches
-from engine.evaluation.system_load import StrainWatch
-from engine.evaluation.templates import THINKING_NAMES, ChatSwitches
-from engine.evaluation.throughput import (
-    configuration,
-    encode_all,
-    find_divergences,
-    measure_rounding,
-    models,
-    our_arm,
-)
-from engine.registry.channels import Channel
-from engine.registry.entries import ModelEntry
-from engine.runtime import Runtime
-from engine.server.decoding.models import Model
-from engine.server.decoding.worker import Finder
+from engine.generate import THINKING_NAMES, ChatSwitches, Outcome
+from engine.registry import Channel, ModelEntry
+from engine.server.scheduler import ModelFinder
+from engine.server.sessions import LoadedModel
 from evidence_format.model import ReportRequest
 
 PLAIN, SERVER = "plain", "server"
@@ -61,13 +61,13 @@ class ChecksFailed(EngineError):
 class _Shared:
     """A model loaded once, by the first server that asks for it, and taken over by all others."""
 
-    def __init__(self, find: Finder) -> None:
-        self._find, self._models = find, dict[str, Model]()
+    def __init__(self, find: ModelFinder) -> None:
+        self._find, self._models = find, dict[str, LoadedModel]()
 
-    def find(self, entry: ModelEntry) -> Callable[[], Model]:
+    def find(self, entry: ModelEntry) -> Callable[[], LoadedModel]:
         return partial(self.open, entry)
 
-    def open(self, entry: ModelEntry) -> Model:
+    def open(self, entry: ModelEntry) -> LoadedModel:
         if entry.name not in self._models:
             self._models[entry.name] = self._find(entry)()
         return self._models[entry.name]
@@ -89,7 +89,7 @@ class _Shown:
 
 def measure_server(
     offer: Offer,
-    find: Finder,
+    find: ModelFinder,
     prompts: Sequence[Prompt],
     switches: ServerSwitches,
     runtime: Runtime,
@@ -101,7 +101,7 @@ def measure_server(
 
     Args:
         offer: what is served.
-        find: finds the models of the registry, as `engine.server.serve.finder` does.
+        find: finds the models of the registry, as `engine.server.serve.model_finder` does.
         prompts: at least one.
         switches: checked here.
         runtime: what runs.
@@ -115,7 +115,7 @@ def measure_server(
         PromptError: a prompt does not fit the model.
     """
     switches.check()
-    started, watch, shared = now(), StrainWatch(), _Shared(find)
+    started, watch, shared = now(), LoadWatch(), _Shared(find)
     shown = _Shown(progress, CHECKS + 2 * len(prompts))
     progress(0, CHECKS + 2 * len(prompts), "loading", offer.entry.name)
     with served(offer.registry, switches.serving, shared.find, transport=switches.transport) as client:
@@ -127,7 +127,7 @@ def measure_server(
         checks = _made({**DOORS, **ANSWERS}, _asked_for_little(examinee, switches), shown)
         arms = [Arm(PLAIN, "baseline", PLAIN_LOOP), our_arm(engine, SERVER)]
         plain(engine.target, encoded[0], SHORT, switches.prefill_chunk)  # untimed
-        course = run_interleaved(
+        course = measure(
             _lanes(arms, engine, examinee, prompts, encoded),
             progress=lambda _, __, phase, detail: shown.step(phase, detail),
         )
@@ -135,7 +135,6 @@ def measure_server(
         keeping = replace(_asked_for_little(examinee, switches), client=client)
         checks |= _made(KEEPING, keeping, shown)
     shown.last("checking", "rounding and divergences")
-    divergences = find_divergences(engine, encoded, *arms)
     pair = {"arm": SERVER, "baseline": PLAIN}
     settings = configuration(engine, runtime, "eval server", switches) | {
         "model_id": offer.model_id,
@@ -151,9 +150,8 @@ def measure_server(
         configuration=settings,
         arms=arms,
         order=course.order,
-        rounding=measure_rounding(engine, encoded, arms, {found["prompt_id"] for found in divergences}),
-        divergences=divergences,
         request=request,
+        **compare_with_plain(engine, encoded, arms),
     )
 
 
@@ -169,7 +167,7 @@ def _made(checks: Mapping[str, Check], examinee: Examinee, shown: _Shown) -> dic
     return found
 
 
-def _engine(model: Model, channel: Channel, switches: ServerSwitches) -> Engine:
+def _engine(model: LoadedModel, channel: Channel, switches: ServerSwitches) -> Engine:
     """The same parts as an evaluation knows them."""
     options = replace(
         model.located.options(channel), block=switches.block, prefill_chunk=switches.prefill_chunk
@@ -206,7 +204,7 @@ def _chat(entry: ModelEntry, prompts: Sequence[Prompt], chat: ChatSwitches) -> C
 
 def _questions(
     offer: Offer,
-    model: Model,
+    model: LoadedModel,
     prompts: Sequence[Prompt],
     encoded: Sequence[list[int]],
     switches: ServerSwitches,
@@ -226,7 +224,7 @@ def _questions(
     return asked
 
 
-def _examinee(client: Client, offer: Offer, model: Model, questions: Sequence[Question]) -> Examinee:
+def _examinee(client: Client, offer: Offer, model: LoadedModel, questions: Sequence[Question]) -> Examinee:
     return Examinee(
         client, offer.model_id, questions, len(questions), sorted(model.target.stops), model.context
     )
@@ -247,7 +245,7 @@ def _lanes(
     examinee: Examinee,
     prompts: Sequence[Prompt],
     encoded: Sequence[list[int]],
-) -> list[Lane]:
+) -> list[ArmRun]:
     """The plain loop in this thread, and the server over HTTP."""
     by_tokens = {tuple(asked.tokens): asked for asked in examinee.questions}
 
@@ -265,7 +263,7 @@ def _lanes(
     row = scored_rows(engine.target.tokenizer)
     ways = (plainly, over_http)
     return [
-        Lane(arm, prompts, encoded, partial(_run, way, by_tokens), row, f"decoding by {arm.name}")
+        ArmRun(arm, prompts, encoded, partial(_run, way, by_tokens), row, f"decoding by {arm.name}")
         for arm, way in zip(arms, ways, strict=True)
     ]
 

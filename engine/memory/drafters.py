@@ -26,13 +26,12 @@ from engine.drafters.registry import WITH_LOOKUP, kind_of
 from engine.errors import ConfigurationError
 from engine.memory.model import Unloaded, cast, files_of, nbytes_of, open_unloaded, pack
 from engine.memory.shapes import feed, written_by
-from engine.networks.context import Context
-from engine.networks.dflash import DFlash
+from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mdlm import classes, mask_token
+from engine.target.folder import read_json
 from engine.target.loading import DTYPES, dtype_of, opened
-from engine.target.weights import read_json
 
 State = Callable[[Sequence[int], int], int]
 """From the positions observed at a time, and the tokens of a block (under 2: nothing is drafted), to bytes of
@@ -134,9 +133,7 @@ def _context(network: DFlash, dtype: mx.Dtype, observed: Sequence[int], block: i
 def _forget(context: Context) -> None:
     """Zeros in the place of what led to the buffers."""
     for layer in context.layers:
-        if layer.keys is not None and layer.values is not None:
-            layer.keys = mx.zeros(layer.keys.shape, layer.keys.dtype)
-            layer.values = mx.zeros(layer.values.shape, layer.values.dtype)
+        layer.buffers = [mx.zeros(buffer.shape, buffer.dtype) for buffer in layer.buffers]
 
 
 def _autoregressive(argument: str, target: Unloaded, dtype: str | None) -> UnloadedDrafter:

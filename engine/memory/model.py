@@ -18,12 +18,20 @@ from mlx_lm.utils import load_model
 
 from engine.errors import ModelError
 from engine.memory.shapes import written_by
-from engine.target.config import build_unloaded, check_config, check_depth, context_length, text_part
+from engine.target.folder import (
+    build_unloaded,
+    check_config,
+    check_depth,
+    context_length,
+    read_json,
+    require_folder,
+    tensor_shapes,
+    text_part,
+    weight_files,
+)
 from engine.target.loading import DTYPES, dtype_of, opened
 from engine.target.model import Target
-from engine.target.packing import check_packing
-from engine.target.quantize import quantize_target
-from engine.target.weights import read_json, require_folder, tensor_shapes, weight_files
+from engine.target.quantize import check_packing, quantize_target
 
 DEEPEST = 4096  # layers that are built without weights to say so
 STORED_NAMES = ("dtype", "torch_dtype")

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache
 
 from engine.cache.coded import CodedKV
-from engine.cache.restored import RestoredKV
+from engine.cache.policy import RestoredKV
 from engine.cache.ring import SlidingRing
 from engine.cache.transaction import members_of, new_caches
 from engine.errors import ModelError

@@ -1,4 +1,4 @@
-"""The DFlash drafter network: parameters and the forward over one block.
+"""The DFlash drafter network: parameters, the forward over one block, and what it remembers of a sequence.
 
 DFlash (Chen et al. 2026, arXiv 2602.06036) drafts a whole block in one forward. The hidden states of a few
 target layers at the committed positions are the *context*: concatenated, projected by ``fc``, normalised
@@ -10,17 +10,185 @@ Parameters carry the published names. What DFlash 2 adds is in `engine.networks.
 acceptance live with the target and the drafter logic.
 """
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import mlx.core as mx
 from mlx import nn
 
-from engine.networks.context import SPARE, Context, LayerContext
+from engine.cache.codecs.base import Codec
+from engine.cache.policy import CODES, NATIVE, KVPolicy
+from engine.cache.ring import widened
 from engine.networks.dflash_config import DFlashConfig
-from engine.networks.norm import RMSNorm, gated
 from engine.networks.rotary import Angles, Rotary
 
-__all__ = ["Context", "DFlash", "DFlashConfig"]
+__all__ = ["SPARE", "Context", "DFlash", "DFlashConfig"]
+
+SPARE = 64  # rows a sliding layer keeps beyond its window when its buffer grows, so that it can go back
+ACTIVATIONS = {"silu": nn.silu, "gelu_pytorch_tanh": nn.gelu_approx, "gelu": nn.gelu}
+
+
+class LayerContext:
+    """Keys and values of one layer's committed positions, oldest first.
+
+    Rows of the block being drafted are written behind them as scratch and overwritten by the next call, so
+    nothing a draft does has to be undone. The buffers grow by steps; a layer with a window uses only the
+    first ``sink`` and the newest ``keep`` rows and drops others, but for `SPARE`, when the buffers are full.
+    In a code, committed rows are encoded and decoded at every read; the block's rows are not kept.
+    """
+
+    step = 256
+
+    def __init__(self, keep: int | None, sink: int = 0, codec: Codec | None = None) -> None:
+        self.keep, self.sink, self._codec = keep, sink, codec
+        self.length = 0  # committed rows in the buffers
+        self.buffers: list[mx.array] = []  # keys and values, or the parts of their codes
+
+    def extend(self, keys: mx.array, values: mx.array, new: int) -> tuple[mx.array, mx.array, int]:
+        """Append rows [1, KV heads, new + block, head dim], the first ``new`` of which are committed.
+
+        Returns:
+            Keys and values to attend to, and how many of their rows are context.
+        """
+        codec = self._codec
+        if codec is None:
+            self._write([keys, values])
+            ahead = keys.shape[2] - new
+            self.length += new
+            seen_k, seen_v = (self._visible(buffer, ahead) for buffer in self.buffers)
+        else:
+            if new:
+                committed = (keys[..., :new, :], values[..., :new, :])
+                self._write([part for rows in committed for part in codec.encode(rows)])
+                self.length += new
+            parts = [self._visible(buffer, 0) for buffer in self.buffers]
+            halves = (parts[: codec.parts], parts[codec.parts :])
+            seen_k, seen_v = (
+                mx.concatenate([codec.decode(tuple(half), rows.dtype), rows[..., new:, :]], axis=2)
+                if half
+                else rows
+                for half, rows in zip(halves, (keys, values), strict=True)
+            )
+        return seen_k, seen_v, min(self.length, self._most)
+
+    @property
+    def _most(self) -> int:
+        """Rows that a query may see."""
+        return self.length if self.keep is None else self.sink + self.keep
+
+    def _write(self, rows: Sequence[mx.array]) -> None:
+        """Put rows behind the committed ones, in larger buffers where they do not fit."""
+        count = rows[0].shape[2]
+        if not self.buffers or self.length + count > self.buffers[0].shape[2]:
+            held = self.length if self.keep is None else min(self.length, self._most + SPARE)
+            size = -(-(held + count) // self.step) * self.step
+            kept = [self._rows(buffer, held) for buffer in self.buffers] if held else [None] * len(rows)
+            self.buffers = [widened(old, size, each) for old, each in zip(kept, rows, strict=True)]
+            self.length = held
+        for buffer, each in zip(self.buffers, rows, strict=True):
+            buffer[..., self.length : self.length + count, :] = each
+
+    def _visible(self, buffer: mx.array, ahead: int) -> mx.array:
+        """The rows that a query may see, and ``ahead`` more behind the committed ones."""
+        return self._rows(buffer, min(self.length, self._most), ahead)
+
+    def _rows(self, buffer: mx.array, count: int, ahead: int = 0) -> mx.array:
+        """The pinned and the newest committed rows, ``count`` together, and ``ahead`` behind them."""
+        pinned, end = min(self.sink, count), self.length + ahead
+        newest = buffer[..., self.length - count + pinned : end, :]
+        if not pinned or count == self.length:
+            return buffer[..., self.length - count : end, :]
+        return mx.concatenate([buffer[..., :pinned, :], newest], axis=2)
+
+    def wanted(self, new: int) -> list[tuple[int, int]]:
+        """Which of ``new`` rows to come a later query can see, as ranges; only these need be computed."""
+        if self.keep is None or new <= self._most + SPARE:
+            return [(0, new)]
+        self.length = min(self.length, self.sink)  # all other rows are out of the window too
+        pinned = self.sink - self.length
+        return [each for each in ((0, pinned), (new - self.keep - SPARE, new)) if each[1] > each[0]]
+
+    def can_forget(self, count: int, positions: int) -> bool:
+        """Whether, without its newest ``count`` rows, it holds all a query after ``positions`` may see."""
+        return self.length - count >= (positions if self.keep is None else min(positions, self._most))
+
+    def mark(self) -> Callable[[], None]:
+        """Note the rows held; what is returned brings them back. Of all rows, none but the newest ever go."""
+        length = self.length
+        # Writing into an array changes all its handles but those made of it.
+        buffers = None if self.keep is None else [mx.array(buffer) for buffer in self.buffers]
+
+        def back() -> None:
+            self.length = length
+            if buffers is not None:
+                self.buffers = [mx.array(buffer) for buffer in buffers]
+
+        return back
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes of the buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+class Context:
+    """What the network remembers of one sequence: a `LayerContext` for each layer, all at one position."""
+
+    def __init__(self, config: DFlashConfig, policy: KVPolicy = NATIVE) -> None:
+        """Start empty; a policy with a window bounds full layers, and narrows sliding ones without a sink."""
+        code = CODES[policy.kind].codec(policy.values, config.head_dim) if policy.coded else None
+        self.layers = []
+        for layer in range(config.num_hidden_layers):
+            keep, sink = config.window(layer), 0
+            if keep is not None:
+                keep -= 1
+            if policy.bound is not None:
+                keep, sink = (policy.window, policy.sink) if keep is None else (min(keep, policy.window), 0)
+            self.layers.append(LayerContext(keep, sink, code))
+        self.offset = 0  # committed positions seen so far = absolute position of the next context row
+
+    def rewind(self, count: int) -> bool:
+        """Forget the last ``count`` positions; False, and no change, where rows they uncover are gone."""
+        left = self.offset - count
+        if left < 0 or not all(layer.can_forget(count, left) for layer in self.layers):
+            return False
+        for layer in self.layers:
+            layer.length -= count
+        self.offset = left
+        return True
+
+    def mark(self) -> Callable[[], None]:
+        """Note the positions seen; what is returned goes back to them."""
+        offset, layers = self.offset, [layer.mark() for layer in self.layers]
+
+        def back() -> None:
+            self.offset = offset
+            for layer in layers:
+                layer()
+
+        return back
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes of all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMS norm in two kernels on a CPU, where mlx's own is seven operations; Metal has one kernel for it."""
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """[..., D] to [..., D]."""
+        norm = mx.fast.rms_norm if mx.metal.is_available() else _compiled_norm
+        normal: mx.array = norm(rows, self.weight, self.eps)
+        return normal
+
+
+@mx.compile
+def _compiled_norm(rows: mx.array, weight: mx.array, eps: float) -> mx.array:
+    exact = rows.astype(mx.float32)
+    scale = mx.rsqrt(mx.mean(mx.square(exact), axis=-1, keepdims=True) + eps)
+    return (exact * scale * weight).astype(rows.dtype)
 
 
 class Attention(nn.Module):
@@ -31,7 +199,7 @@ class Attention(nn.Module):
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, dim
         self.window, self.causal = config.window(layer), config.causal(layer)
-        self.scale, self.eps = dim**-0.5, config.rms_norm_eps
+        self.scale = dim**-0.5
         self.q_proj = nn.Linear(hidden, self.heads * dim, bias=bias)
         self.k_proj = nn.Linear(hidden, self.kv_heads * dim, bias=bias)
         self.v_proj = nn.Linear(hidden, self.kv_heads * dim, bias=bias)
@@ -56,8 +224,8 @@ class Attention(nn.Module):
         """
         length, new = block.shape[1], context.shape[1]
         rows = mx.concatenate([context, block], axis=1) if new else block  # [1, S + B, hidden]
-        queries = self.q_proj(block).reshape(1, length, self.heads, self.head_dim)
-        queries = rotary.normalise_and_rotate(queries, self.q_norm.weight, self.eps, angles.skip(new))
+        queries = self.q_norm(self.q_proj(block).reshape(1, length, self.heads, self.head_dim))
+        queries = rotary.rotate(queries, angles.part(new))
         keys, values, seen = memory.extend(*self._keys_values(rows, rotary, angles), new)
         output = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.scale, mask=self._mask(length, seen)
@@ -65,17 +233,14 @@ class Attention(nn.Module):
         return self.o_proj(output.transpose(0, 2, 1, 3).reshape(1, length, -1))
 
     def absorb(self, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext) -> None:
-        """Take in context rows [1, S, hidden] without drafting; ``angles`` are those of the S positions."""
-        if surplus := memory.surplus(context.shape[1]):
-            context, angles = context[:, surplus:], angles.skip(surplus)
-            memory.length = 0  # all earlier rows are out of every window too
-        memory.extend(*self._keys_values(context, rotary, angles), context.shape[1])
+        """Add context rows [1, S, hidden] without drafting; ``angles`` are those of the S positions."""
+        for first, last in memory.wanted(context.shape[1]):
+            part = self._keys_values(context[:, first:last], rotary, angles.part(first, last))
+            memory.extend(*part, last - first)
 
     def _keys_values(self, rows: mx.array, rotary: Rotary, angles: Angles) -> tuple[mx.array, mx.array]:
         shape = (1, rows.shape[1], self.kv_heads, self.head_dim)
-        keys = rotary.normalise_and_rotate(
-            self.k_proj(rows).reshape(shape), self.k_norm.weight, self.eps, angles
-        )
+        keys = rotary.rotate(self.k_norm(self.k_proj(rows).reshape(shape)), angles)
         return keys, self.v_proj(rows).reshape(shape).transpose(0, 2, 1, 3)
 
     def _mask(self, length: int, seen: int) -> mx.array | str | None:
@@ -95,14 +260,15 @@ def _window_mask(length: int, seen: int, window: int, causal: bool) -> mx.array:
 
 
 class MLP(nn.Module):
-    """Gated feed-forward: down(act(gate(x)) · up(x))."""
+    """Gated feed-forward: down(act(gate(x)) · up(x)), the product in one kernel."""
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.product = gated(config.hidden_act)
+        activation = ACTIVATIONS[config.hidden_act]
+        self.product = mx.compile(lambda gate, up: activation(gate) * up)
 
     def __call__(self, rows: mx.array) -> mx.array:
         """[1, B, hidden] to [1, B, hidden]."""
@@ -142,7 +308,7 @@ class DFlash(nn.Module):
         self.rope = Rotary(config.rotary, config.head_dim)
 
     def __call__(self, embeddings: mx.array, taps: mx.array, context: Context) -> mx.array:
-        """Draft one block, first taking in the context rows that are new.
+        """Draft one block, first adding the context rows that are new.
 
         Args:
             embeddings: the block's embeddings as the target's first layer receives them, times
@@ -169,13 +335,7 @@ class DFlash(nn.Module):
         return hidden
 
     def absorb(self, taps: mx.array, context: Context, *, ahead: int = 0) -> None:
-        """Take in committed positions without drafting.
-
-        Args:
-            taps: as in `__call__`.
-            context: as in `__call__`.
-            ahead: positions that follow and count towards the length of the sequence.
-        """
+        """Add committed positions without drafting; ``ahead`` more count towards the sequence's length."""
         features, new = self._features(taps), taps.shape[1]
         angles = self.rope.angles(context.offset, new, context.offset + new + ahead)
         for layer, memory in zip(self.layers, context.layers, strict=True):

@@ -7,8 +7,8 @@ attention (or feed-forward) and one behind it, both with kernels from the row in
     y_t = Σ_j (base_j + dynamic_j(row_t)) · x_(t-j)        j = 0 … kernel size - 1, x = 0 before the block
 
 The selector scores a candidate c at a position by the drafter's logit plus a bilinear term of low rank that
-knows the token p before it:  logit(c) + Σ_r P[p]_r · (W h)_r · S[c]_r. Which path is taken through those
-scores is the drafter logic's business.
+knows the token p before it:  logit(c) + Σ_r P[p]_r · (W h)_r · S[c]_r. The drafter chooses the path through
+those scores.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,7 @@ from typing import NamedTuple
 import mlx.core as mx
 from mlx import nn
 
-from engine.networks.context import LayerContext
-from engine.networks.dflash import DFlash, Layer
+from engine.networks.dflash import DFlash, Layer, LayerContext
 from engine.networks.dflash_config import DFlashConfig, Second
 from engine.networks.rotary import Angles, Rotary
 
@@ -55,7 +54,7 @@ class Convolution(nn.Module):
 
 
 class Layer2(Layer):
-    """A layer whose attention and feed-forward stand between convolutions."""
+    """A layer with convolutions in front of and behind attention and feed-forward."""
 
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -82,7 +81,7 @@ class Candidates(NamedTuple):
 
     Attributes:
         tokens: int32 [n, k], in no particular order.
-        scores: [n, k, k]; ``scores[i, j]`` are those of the k tokens at position i if token j was taken at
+        scores: [n, k, k]; ``scores[i, j]`` are those of the k tokens at position i if token j was chosen at
             position i - 1. At position 0 the predecessor is the bonus token, whatever j.
     """
 
@@ -101,13 +100,7 @@ class CandidateSelector(nn.Module):
         self.hidden_projection = nn.Linear(config.hidden_size, second.selector_rank, bias=False)
 
     def __call__(self, hidden: mx.array, logits: mx.array, bonus: mx.array) -> Candidates:
-        """Score the candidates of n positions.
-
-        Args:
-            hidden: the block's rows after the first, [n, hidden].
-            logits: the drafter's logits of those rows, [n, V].
-            bonus: the token in front of them, [1].
-        """
+        """Score candidates by the masks' hidden states [n, hidden], their logits [n, V], the bonus [1]."""
         best = mx.argpartition(logits, logits.shape[-1] - self.top_k, axis=-1)[:, -self.top_k :]
         unary = mx.take_along_axis(logits, best, axis=-1)
         before = mx.concatenate([mx.repeat(bonus, self.top_k)[None].astype(best.dtype), best[:-1]])

@@ -44,14 +44,6 @@ class Second:
     selector_rank: int
     selector_top_k: int
 
-    def misfit(self, hidden_size: int, vocab_size: int) -> str | None:
-        """Why these cannot belong to a network of that width and vocabulary; None if they can."""
-        if hidden_size % self.conv_group_size:
-            return f"hidden_size {hidden_size} is no multiple of conv_group_size {self.conv_group_size}"
-        if self.selector_top_k > vocab_size:
-            return f"selector_top_k {self.selector_top_k} exceeds the vocabulary of {vocab_size}"
-        return None
-
 
 @dataclass(frozen=True)
 class DFlashConfig:
@@ -91,7 +83,7 @@ class DFlashConfig:
         kind = _kind(raw)
         nested = raw.get("dflash_config") or {}
         if not isinstance(nested, Mapping):
-            raise ModelError(f"drafter config.json: dflash_config must be an object, not {nested!r}")
+            raise _fault(f"dflash_config must be an object, not {nested!r}")
         known = NESTED_KEYS | set(SECOND_KEYS if kind == "dflash2" else ())
         if unknown := sorted(set(nested) - known):
             raise ModelError(f"dflash_config: unknown fields {', '.join(unknown)}")
@@ -100,7 +92,6 @@ class DFlashConfig:
         window = fields.integer("sliding_window", WINDOW if raw.get("use_sliding_window") else 0)
         head_dim = fields.integer("head_dim", HEAD_DIM)
         softcap = fields.number("final_logit_softcapping", 0.0)
-        target_layers = fields.integer("num_target_layers", 0)
         config = cls(
             hidden_size=fields.integer("hidden_size"),
             num_hidden_layers=layers,
@@ -115,7 +106,7 @@ class DFlashConfig:
             target_layer_ids=fields.integers("target_layer_ids"),
             mask_token_id=fields.integer("mask_token_id", least=0),
             layer_types=_layer_types(fields, layers, window),
-            num_target_layers=target_layers or None,
+            num_target_layers=fields.integer("num_target_layers", 0) or None,
             sliding_window=window or None,
             is_causal=fields.switch("is_causal"),
             attention_bias=bool(fields.switch("attention_bias")),
@@ -126,42 +117,45 @@ class DFlashConfig:
             second=Second(*(fields.integer(name) for name in SECOND_KEYS)) if kind == "dflash2" else None,
         )
         config._check()
-        config._check_limits()
+        config._check_sizes()
         return config
 
-    def _check_limits(self) -> None:
-        limits = [("block_size", self.block_size, LARGEST_BLOCK), ("head_dim", self.head_dim, LARGEST_HEAD)]
-        if self.second is not None:
-            limits.append(("selector_top_k", self.second.selector_top_k, LARGEST_CHOICE))
-        for name, value, most in limits:
-            if value > most:
-                raise ModelError(f"drafter config.json: {name} must be at most {most}, not {value}")
-
     def _check(self) -> None:
-        def refuse(what: str) -> None:
-            raise ModelError(f"drafter config.json: {what}")
-
+        layers, ids = self.num_target_layers, self.target_layer_ids
         if len(self.layer_types) != self.num_hidden_layers:
-            refuse(f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers")
+            raise _fault(
+                f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers"
+            )
         if odd := sorted(set(self.layer_types) - {SLIDING, FULL}):
-            refuse(f"layer_types holds {', '.join(odd)}; known are {SLIDING}, {FULL}")
+            raise _fault(f"layer_types holds {', '.join(odd)}; known are {SLIDING}, {FULL}")
         if SLIDING in self.layer_types and self.sliding_window is None:
-            refuse(f"a {SLIDING} layer needs a positive sliding_window, not {self.sliding_window}")
+            raise _fault(f"a {SLIDING} layer needs a positive sliding_window, not {self.sliding_window}")
         if self.hidden_act not in ACTIVATIONS:
-            refuse(f"hidden_act {self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
+            raise _fault(f"hidden_act {self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
         if self.head_dim % 2:
-            refuse(f"head_dim {self.head_dim} is odd; its halves are rotated against each other")
+            raise _fault(f"head_dim {self.head_dim} is odd; its halves are rotated against each other")
         if self.num_attention_heads % self.num_key_value_heads:
-            refuse(f"{self.num_attention_heads} heads are no multiple of {self.num_key_value_heads}")
-        if not self.target_layer_ids:
-            refuse("target_layer_ids is empty")
-        layers = self.num_target_layers
-        if min(self.target_layer_ids) < 0 or (layers is not None and max(self.target_layer_ids) >= layers):
-            refuse(f"target_layer_ids {list(self.target_layer_ids)} do not fit {layers} target layers")
+            raise _fault(f"{self.num_attention_heads} heads are no multiple of {self.num_key_value_heads}")
+        if not ids:
+            raise _fault("target_layer_ids is empty")
+        if min(ids) < 0 or (layers is not None and max(ids) >= layers):
+            raise _fault(f"target_layer_ids {list(ids)} do not fit {layers} target layers")
         if self.mask_token_id >= self.vocab_size:
-            refuse(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
-        if self.second is not None and (reason := self.second.misfit(self.hidden_size, self.vocab_size)):
-            refuse(reason)
+            raise _fault(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
+
+    def _check_sizes(self) -> None:
+        group, top_k = (self.second.conv_group_size, self.second.selector_top_k) if self.second else (1, 0)
+        if self.hidden_size % group:
+            raise _fault(f"hidden_size {self.hidden_size} is no multiple of conv_group_size {group}")
+        if top_k > self.vocab_size:
+            raise _fault(f"selector_top_k {top_k} exceeds the vocabulary of {self.vocab_size}")
+        for name, value, most in (
+            ("block_size", self.block_size, LARGEST_BLOCK),
+            ("head_dim", self.head_dim, LARGEST_HEAD),
+            ("selector_top_k", top_k, LARGEST_CHOICE),
+        ):
+            if value > most:
+                raise _fault(f"{name} must be at most {most}, not {value}")
 
     @property
     def kind(self) -> str:
@@ -177,6 +171,10 @@ class DFlashConfig:
         return self.layer_types[layer] == SLIDING if self.is_causal is None else self.is_causal
 
 
+def _fault(what: str) -> ModelError:
+    return ModelError(f"drafter config.json: {what}")
+
+
 class _Fields:
     """Typed reading; null counts as absent."""
 
@@ -187,7 +185,7 @@ class _Fields:
         value = self._values.get(name)
         if value is None:
             if default is None:
-                raise ModelError(f"drafter config.json: {name} is missing")
+                raise _fault(f"{name} is missing")
             return default
         return value
 
@@ -195,30 +193,30 @@ class _Fields:
         value = self.get(name, default)
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         if isinstance(value, bool) or not whole:
-            raise ModelError(f"drafter config.json: {name} must be a whole number, not {value!r}")
+            raise _fault(f"{name} must be a whole number, not {value!r}")
         if value < least and value != default:
             wanted = "positive" if least == 1 else f"at least {least}"
-            raise ModelError(f"drafter config.json: {name} must be {wanted}, not {value}")
+            raise _fault(f"{name} must be {wanted}, not {value}")
         if value >= LARGEST_SIZE:
-            raise ModelError(f"drafter config.json: {name} must be less than {LARGEST_SIZE}, not {value}")
+            raise _fault(f"{name} must be less than {LARGEST_SIZE}, not {value}")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise ModelError(f"drafter config.json: {name} must be a finite number, not {value!r}")
+            raise _fault(f"{name} must be a finite number, not {value!r}")
         return float(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
         values = self.get(name)
         if not isinstance(values, list) or not all(type(value) is int for value in values):
-            raise ModelError(f"drafter config.json: {name} must be a list of whole numbers, not {values!r}")
+            raise _fault(f"{name} must be a list of whole numbers, not {values!r}")
         return tuple(values)
 
     def switch(self, name: str) -> bool | None:
         value = self._values.get(name)
         if value is not None and not isinstance(value, bool):
-            raise ModelError(f"drafter config.json: {name} must be true, false or absent, not {value!r}")
+            raise _fault(f"{name} must be true, false or absent, not {value!r}")
         return value
 
 
@@ -226,7 +224,7 @@ def _layer_types(fields: _Fields, layers: int, window: int) -> tuple[str, ...]:
     """As written, else transformers' rule: where windows are used, sliding from ``max_window_layers`` on."""
     given = fields.get("layer_types", [])
     if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
-        raise ModelError(f"drafter config.json: layer_types must be a list of names, not {given!r}")
+        raise _fault(f"layer_types must be a list of names, not {given!r}")
     first = fields.integer("max_window_layers", FIRST_SLIDING_LAYER, least=0)
     slides = bool(fields.switch("use_sliding_window")) and window > 0
     return tuple(given) or tuple(SLIDING if slides and index >= first else FULL for index in range(layers))

@@ -4,7 +4,7 @@ The published checkpoints (Qwen3-0.6B-diffusion-mdlm and its kin, ``model_type``
 with its own parameter names; only the causal mask is gone, and row i of the logits is a guess at token i
 itself, not at the one after it. Layers are mlx-lm's, called without a mask; so are quantized checkpoints.
 
-Which masks are filled when is the drafter's business. Sliding layers do not exist in this layout: a
+The drafter decides which masks are filled when. Sliding layers do not exist in this layout: a
 ``sliding_window`` in the config is ignored, as the published code does.
 """
 
@@ -17,7 +17,7 @@ from mlx import nn
 from mlx_lm.models.qwen3 import ModelArgs, Qwen3Model
 
 from engine.errors import ModelError
-from engine.target.weights import read_json
+from engine.target.folder import read_json
 
 MODEL_TYPES = ("a2d-qwen3",)
 CLASSES = ("A2DQwen3LMHeadModel",)
@@ -34,14 +34,9 @@ class MaskedDiffusionModel(nn.Module):
             self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
 
     def __call__(self, tokens: mx.array, rows: mx.array) -> mx.array:
-        """Guess the tokens at some positions.
+        """Logits [M, V] at positions ``rows``, int32 [M], of a text with its masks, ``tokens`` [1, N].
 
-        Args:
-            tokens: the text with its masks, [1, N]; rotary positions count from its first token.
-            rows: int32 [M], the positions to guess; norm and head are computed for these alone.
-
-        Returns:
-            Logits [M, V].
+        Rotary positions count from the first token; norm and head are computed for the rows alone.
         """
         hidden = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
@@ -72,22 +67,14 @@ def is_masked_diffusion(config: Mapping[str, Any]) -> bool:
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[MaskedDiffusionModel], type[ModelArgs]]:
-    """What mlx-lm's loader builds such a model from.
-
-    Raises:
-        ModelError: the config asks for biases, which the layers do not have.
-    """
+    """What mlx-lm's loader builds such a model from; ModelError for biases, which the layers do not have."""
     if config.get("attention_bias"):
         raise ModelError("config.json: attention_bias is not supported in a masked diffusion model")
     return MaskedDiffusionModel, ModelArgs
 
 
 def mask_token(folder: Path, config: Mapping[str, Any]) -> int:
-    """Id of the mask token: ``mask_token_id`` of the config, else what the tokenizer's files call the mask.
-
-    Raises:
-        ModelError: neither says, or a file does not hold what it should.
-    """
+    """Id of the mask token: ``mask_token_id`` of the config, else what the tokenizer calls the mask."""
     if isinstance(known := config.get("mask_token_id"), int):
         return known
     tokenizer = _json(folder / "tokenizer_config.json")

@@ -32,29 +32,17 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ProjectorConfig:
-    """A projector's ``config.json``, checked.
+    """A projector's ``config.json``, checked."""
 
-    Attributes:
-        target: digest of the weights of the target it was trained for.
-        drafter: … of the drafter.
-        taps: target layers the drafter reads.
-        features: width of the drafter's keys and values, all layers together.
-        layers: what it gives, in ascending order.
-    """
-
-    target: str
-    drafter: str
-    taps: tuple[int, ...]
-    features: int
-    layers: tuple[LayerShape, ...]
+    target: str  # digest of the weights of the target it was trained for
+    drafter: str  # … of the drafter
+    taps: tuple[int, ...]  # target layers the drafter reads
+    features: int  # width of the drafter's keys and values, all layers together
+    layers: tuple[LayerShape, ...]  # what it gives, in ascending order
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "ProjectorConfig":
-        """Read what `document` gives; other fields are notes for people.
-
-        Raises:
-            ModelError: a field is missing or of the wrong kind.
-        """
+        """Read what `document` gives; other fields are notes for people."""
         if raw.get("format") != FORMAT:
             raise ModelError(f"not a projector: its config.json says format {raw.get('format')!r}")
         digests = [raw.get(name) for name in ("target_sha256", "drafter_sha256")]
@@ -63,8 +51,7 @@ class ProjectorConfig:
         taps, layers = raw.get("target_layer_ids"), raw.get("layers")
         if not isinstance(taps, list) or not taps or not all(_whole(tap, 0) for tap in taps):
             raise ModelError(f"projector config.json: target_layer_ids must list layers, not {taps!r}")
-        if not _whole(raw.get("feature_size"), 1):
-            size = raw.get("feature_size")
+        if not _whole(size := raw.get("feature_size"), 1):
             raise ModelError(f"projector config.json: feature_size must be a positive number, not {size!r}")
         if not isinstance(layers, list) or not layers or not all(_is_shape(entry) for entry in layers):
             raise ModelError(
@@ -76,7 +63,7 @@ class ProjectorConfig:
         return cls(str(digests[0]), str(digests[1]), tuple(taps), int(raw["feature_size"]), shapes)
 
     def document(self) -> dict[str, Any]:
-        """The fields as they stand in the file."""
+        """The fields as the file has them."""
         return {
             "format": FORMAT,
             "target_sha256": self.target,
@@ -128,11 +115,7 @@ class Projector(nn.Module):
         self.layers = [LayerProjection(config.features, shape) for shape in config.layers]
 
     def of(self, layer: int) -> LayerProjection:
-        """The projection of a target layer.
-
-        Raises:
-            ModelError: it was trained for others.
-        """
+        """The projection of a target layer; ModelError where it was trained for others."""
         numbers = [shape.layer for shape in self.config.layers]
         if layer not in numbers:
             known = ", ".join(map(str, numbers))
@@ -141,10 +124,7 @@ class Projector(nn.Module):
 
 
 class DrafterFeatures:
-    """A DFlash network's keys and values of committed positions, before norms and rotation.
-
-    Keeps the few matrices it needs, not the network.
-    """
+    """A DFlash network's keys and values before norms and rotation; keeps the matrices it needs alone."""
 
     def __init__(self, network: DFlash) -> None:
         self.taps = network.config.target_layer_ids

@@ -2,11 +2,12 @@
 
 The frequencies follow the definitions of Hugging Face transformers, which the published drafters are trained
 with: ``default``, ``linear``, ``dynamic``, ``yarn``, ``longrope`` and ``llama3``. Two of them depend on how
-long the sequence is by now. Rotating means, for each pair (x, y) of the halves of a head at position p,
-(x, y) → (x cos pω - y sin pω, y cos pω + x sin pω), times an attention factor that only some types have.
+long the sequence is by now; mlx-lm has no class for these. Rotating means, for each pair (x, y) of the halves
+of a head at position p, (x, y) → (x cos pω - y sin pω, y cos pω + x sin pω), times an attention factor that
+only some types have.
 
-On Metal one kernel rotates. mlx's CPU backend would compute the same cosines anew for every layer, for
-queries and keys alike; there they are computed once for many positions and shared.
+On Metal one kernel rotates. mlx's CPU backend would compute the same cosines for every layer, for queries and
+keys alike; there they are computed once for many positions and shared.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,6 @@ from typing import Any
 import mlx.core as mx
 
 from engine.errors import ModelError
-from engine.networks.norm import rms_norm
 
 # What each type needs besides the base, and what it may have; transformers' names.
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -29,6 +29,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "default": ("factor",),  # written by some exporters, used by none
     "yarn": ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"),
     "longrope": ("factor", "attention_factor"),
 }
@@ -95,11 +96,7 @@ class RotaryConfig:
         fields = self.fields
         low, high, factor = (fields[name] for name in ("low_freq_factor", "high_freq_factor", "factor"))
         turns = fields[ORIGINAL] * omega / (2 * pi)  # over the length the model was first trained with
-        if turns < low:
-            return float(omega / factor)
-        if turns > high:
-            return omega
-        blend = (turns - low) / (high - low)
+        blend = min(max((turns - low) / (high - low), 0.0), 1.0)
         return float((1 - blend) * omega / factor + blend * omega)
 
     def _yarn(self, plain: list[float], dim: int) -> list[float]:
@@ -124,7 +121,7 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
-    """Read ``rope_scaling`` or ``rope_parameters`` of a drafter's config.json, and the base beside or inside.
+    """Read ``rope_scaling`` or ``rope_parameters`` of a drafter's config.json, and the base there or outside.
 
     Raises:
         ModelError: the type is not known, or a field is missing, unknown or of the wrong kind.
@@ -143,49 +140,42 @@ def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
     positions = _number("max_position_embeddings", raw.get("max_position_embeddings", 32768))  # as Qwen3's
     if given.pop("partial_rotary_factor", 1.0) != 1.0 and kind != "default":
         raise ModelError(f"drafter rope_type {kind!r} does not go with a partial_rotary_factor")
-    fields: dict[str, Any] = {}
-    known = {*NEEDED[kind], *OPTIONAL.get(kind, ()), ORIGINAL}
-    if kind == "default":
-        known.add("factor")  # written by some exporters, used by none
-    if odd := sorted(given.keys() - known):
+    if odd := sorted(given.keys() - {*NEEDED[kind], *OPTIONAL.get(kind, ()), ORIGINAL}):
         raise ModelError(f"drafter rope parameters: unknown fields {', '.join(odd)} for {kind!r}")
     if missing := [name for name in NEEDED[kind] if name not in given]:
         raise ModelError(f"drafter rope parameters: {missing[0]} is missing for {kind!r}")
+    if isinstance(raw.get(ORIGINAL), int | float):
+        given[ORIGINAL] = raw[ORIGINAL]
+    fields: dict[str, Any] = {ORIGINAL: positions}
     for name, value in given.items():
         fields[name] = _factors(name, value, head_dim) if name in NEEDED["longrope"] else _number(name, value)
-    if isinstance(raw.get(ORIGINAL), int | float):
-        fields[ORIGINAL] = _number(ORIGINAL, raw[ORIGINAL])
-    fields.setdefault(ORIGINAL, positions)
-    _check_order(kind, head_dim, fields)
-    return RotaryConfig(kind, _number("rope_theta", theta), int(positions), fields)
-
-
-def _number(name: str, value: Any) -> float | bool:
-    if name == "truncate" and isinstance(value, bool):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        if name.startswith("mscale") and value == 0 and not isinstance(value, bool):
-            return 0.0
-        raise ModelError(f"drafter rope parameters: {name} must be a positive number, not {value!r}")
-    if value > LARGEST:
-        raise ModelError(f"drafter rope parameters: {name} must be at most {LARGEST:g}, not {value!r}")
-    return value
-
-
-def _factors(name: str, value: Any, head_dim: int) -> tuple[float, ...]:
-    """The per-pair factors of longrope."""
-    if not isinstance(value, list) or len(value) != head_dim // 2:
-        raise ModelError(f"drafter rope parameters: {name} must hold {head_dim // 2} numbers")
-    return tuple(_number(name, item) for item in value)
-
-
-def _check_order(kind: str, head_dim: int, fields: Mapping[str, Any]) -> None:
     if kind == "llama3" and not fields["low_freq_factor"] < fields["high_freq_factor"]:
         raise ModelError("drafter rope parameters: low_freq_factor must be less than high_freq_factor")
     if kind == "dynamic" and head_dim < 4:
         raise ModelError(f"drafter rope_type 'dynamic' needs a head_dim of at least 4, not {head_dim}")
     if kind == "longrope" and fields[ORIGINAL] <= 1:
         raise ModelError(f"drafter rope parameters: {ORIGINAL} must be more than 1, not {fields[ORIGINAL]}")
+    return RotaryConfig(kind, _number("rope_theta", theta), int(positions), fields)
+
+
+def _number(name: str, value: Any) -> float | bool:
+    if name == "truncate" and isinstance(value, bool):
+        return value
+    if name.startswith("mscale") and type(value) in (int, float) and value == 0:
+        return 0.0
+    if type(value) not in (int, float) or not 0 < value < float("inf"):
+        raise ModelError(f"drafter rope parameters: {name} must be a positive number, not {value!r}")
+    if value > LARGEST:
+        raise ModelError(f"drafter rope parameters: {name} must be at most {LARGEST:g}, not {value!r}")
+    number: float = value
+    return number
+
+
+def _factors(name: str, value: Any, head_dim: int) -> tuple[float, ...]:
+    """The factors of longrope, one for each pair."""
+    if not isinstance(value, list) or len(value) != head_dim // 2:
+        raise ModelError(f"drafter rope parameters: {name} must hold {head_dim // 2} numbers")
+    return tuple(_number(name, item) for item in value)
 
 
 @dataclass(frozen=True)
@@ -195,20 +185,20 @@ class Angles:
     Attributes:
         first: position of the first row.
         periods: 1 / ω, [head dim / 2].
-        cos: [rows, 2, head dim / 2], the attention factor included; None where one kernel does it all.
-        sin: likewise, negative in the first half.
+        turns: cosines and sines, each [rows, 2, head dim / 2], the attention factor included, the sines
+            negative in the first half; None where one kernel does it all.
     """
 
     first: int
     periods: mx.array
-    cos: mx.array | None
-    sin: mx.array | None
+    turns: tuple[mx.array, mx.array] | None
 
-    def skip(self, count: int) -> "Angles":
-        """The angles without those of the first ``count`` rows."""
-        if count == 0 or self.cos is None or self.sin is None:
-            return Angles(self.first + count, self.periods, self.cos, self.sin)
-        return Angles(self.first + count, self.periods, self.cos[count:], self.sin[count:])
+    def part(self, start: int, stop: int | None = None) -> "Angles":
+        """The angles of the rows from ``start`` on, before ``stop``."""
+        turns = self.turns
+        if turns is not None and (start or stop is not None):
+            turns = turns[0][start:stop], turns[1][start:stop]
+        return Angles(self.first + start, self.periods, turns)
 
 
 class Rotary:
@@ -217,13 +207,7 @@ class Rotary:
     ahead = 1024  # positions computed at once
 
     def __init__(self, config: RotaryConfig, dim: int, *, kernel: bool | None = None) -> None:
-        """Prepare.
-
-        Args:
-            config: which rotation.
-            dim: head dimension.
-            kernel: rotate by mlx's kernel (True) or by stored angles; None: what suits the device.
-        """
+        """For heads of ``dim``, by mlx's kernel or by stored angles; None: what suits the device."""
         self.config, self.dim = config, dim
         self.kernel = mx.metal.is_available() if kernel is None else kernel
         self.factor = config.attention_factor
@@ -231,17 +215,16 @@ class Rotary:
         self._table: tuple[int, mx.array, mx.array] | None = None  # first position, cos, sin
 
     def __call__(self, rows: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """Rotate rows [N, heads, T, head dim] whose first stands at ``offset`` ([N] or one for all)."""
+        """Rotate rows [N, heads, T, head dim] by the kernel, the first at ``offset`` ([N] or one for all)."""
         return self._by_kernel(rows, offset, self._periods)
 
     def angles(self, first: int, count: int, length: int) -> Angles:
         """The angles of ``count`` positions from ``first`` on, in a sequence of ``length`` positions."""
         periods = self._periods_of(length) if self.config.grows else self._periods
         if self.kernel:
-            return Angles(first, periods, None, None)
+            return Angles(first, periods, None)
         if self.config.grows:
-            cos, sin = self._turns(first, count, periods)
-            return Angles(first, periods, cos, sin)
+            return Angles(first, periods, self._turns(first, count, periods))
         if (
             self._table is None
             or first < self._table[0]
@@ -249,25 +232,14 @@ class Rotary:
         ):
             self._table = (first, *self._turns(first, max(count, self.ahead), periods))
         start, cos, sin = self._table
-        return Angles(first, periods, cos[first - start :][:count], sin[first - start :][:count])
+        return Angles(first, periods, (cos[first - start :][:count], sin[first - start :][:count]))
 
-    def normalise_and_rotate(self, rows: mx.array, weight: mx.array, eps: float, angles: Angles) -> mx.array:
-        """RMS norm of each head, then the rotation.
-
-        Args:
-            rows: [1, T, heads, head dim] at the positions of ``angles``.
-            weight: of the norm, [head dim].
-            eps: of the norm.
-            angles: as `angles` gives them.
-
-        Returns:
-            [1, heads, T, head dim].
-        """
-        normal = rms_norm(rows, weight, eps)
-        if angles.cos is None or angles.sin is None:
-            return self._by_kernel(normal.transpose(0, 2, 1, 3), angles.first, angles.periods)
-        pairs = normal.reshape(*rows.shape[:-1], 2, self.dim // 2)
-        cos, sin = angles.cos[:, None].astype(rows.dtype), angles.sin[:, None].astype(rows.dtype)
+    def rotate(self, rows: mx.array, angles: Angles) -> mx.array:
+        """Turn rows [1, T, heads, head dim] at the positions of ``angles``: [1, heads, T, head dim]."""
+        if angles.turns is None:
+            return self._by_kernel(rows.transpose(0, 2, 1, 3), angles.first, angles.periods)
+        pairs = rows.reshape(*rows.shape[:-1], 2, self.dim // 2)
+        cos, sin = (part[:, None].astype(rows.dtype) for part in angles.turns)
         turned = _turn(pairs, pairs[..., ::-1, :], cos, sin)
         return turned.reshape(rows.shape).transpose(0, 2, 1, 3)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.target.hidden_states import HiddenStateHooks
+from engine.target.model import HiddenStateHooks
 
 
 class Capture(HiddenStateHooks):

@@ -15,6 +15,7 @@ from engine.networks.projector import DrafterFeatures, Projector, ProjectorConfi
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
 from engine.restoration.sources import LEARNED, Learned
+from engine.target.folder import ModelCard, card_of, read_json, weight_files
 from engine.target.loading import (
     SHIPPED,
     SHIPPED_DRAFTER,
@@ -26,8 +27,6 @@ from engine.target.loading import (
     make_ready,
 )
 from engine.target.model import Target
-from engine.target.model_card import ModelCard, card_of
-from engine.target.weights import read_json, weight_files
 from evidence_format.weights import digest
 
 SHIPPED_PROJECTOR = SHIPPED / "projector"

@@ -15,11 +15,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.cache.restored import RestoredKV
+from engine.cache.policy import RestoredKV
 from engine.restoration.sites import sites_of
 from engine.restoration.sources import HEARD, LEARNED, FromDrafter, Learned, Rows, Source
-from engine.target.hidden_states import HiddenStateHooks
-from engine.target.model import Target
+from engine.target.model import HiddenStateHooks, Target
 
 SHORTEST = 8  # positions of a chunk, at least
 PER_WINDOW = 4  # chunks a window holds otherwise

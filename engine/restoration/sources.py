@@ -18,8 +18,8 @@ import mlx.core as mx
 from engine.networks.projector import DrafterFeatures, Projector
 from engine.restoration.capture import Capture
 from engine.restoration.sites import Site
+from engine.target.folder import ModelCard
 from engine.target.model import Target
-from engine.target.model_card import ModelCard
 
 Pair = tuple[mx.array, mx.array]  # keys and values of one layer, [N, width] each
 Rows = list[mx.array]  # what a source keeps of N positions, [N, any width] each

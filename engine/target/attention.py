@@ -20,8 +20,7 @@ from mlx_lm.models import base
 
 from engine.cache.codecs.base import CodedRows
 from engine.cache.policy import NATIVE, KVPolicy
-from engine.errors import ConfigurationError, ModelError
-from engine.foreign import foreign
+from engine.errors import ConfigurationError, ModelError, wrap_errors
 
 NAME = "scaled_dot_product_attention"
 _USERS: dict[str, int] = {}  # open users of each module
@@ -121,7 +120,7 @@ def _attending(model: Any) -> list[ModuleType]:
     return [module for module in modules if getattr(module, NAME, None) in known]
 
 
-def refuse_policy(model: Any, policy: KVPolicy) -> None:
+def refuse_policy(model: Any, policy: KVPolicy, option: str = "--kv") -> None:
     """Run a model's forward on a policy's caches without computing anything.
 
     Raises:
@@ -134,13 +133,14 @@ def refuse_policy(model: Any, policy: KVPolicy) -> None:
     family = type(model).__module__.rsplit(".", 1)[-1]
     attention = CodedAttention(model) if policy.attended else None
     try:
-        with foreign(lambda reason: ModelError(f"--kv {policy.spec} does not work with {family}: {reason}")):
+        does_not_work = f"{option} {policy.spec} does not work with {family}"
+        with wrap_errors(lambda why: ModelError(f"{does_not_work}: {why}")):
             model(mx.zeros((1, 2), mx.int32), cache=caches)
             model(mx.zeros((1, 1), mx.int32), cache=caches)
     except ConfigurationError as error:
-        raise ConfigurationError(f"--kv {policy.spec}: {error}") from None
+        raise ConfigurationError(f"{option} {policy.spec}: {error}") from None
     finally:
         if attention is not None:
             attention.close()
     if unused := [layer for layer in policy.chosen_layers(model) if caches[layer].empty()]:
-        raise ModelError(f"--kv {policy.spec}: {family} does not use the cache of layer {unused[0]}")
+        raise ModelError(f"{option} {policy.spec}: {family} does not use the cache of layer {unused[0]}")

@@ -61,9 +61,9 @@ class CompiledForward:
             return None
         codes = tuple(cache.code if type(cache) is CodedKV else None for cache in caches)
         key = (taps, codes, tuple(layout(store) for store in stores_of(caches)))
-        if key not in target.stages:
-            target.stages[key] = CompiledForward(target, taps)
-        stage: CompiledForward = target.stages[key]
+        if key not in target.compiled:
+            target.compiled[key] = CompiledForward(target, taps)
+        stage: CompiledForward = target.compiled[key]
         return stage
 
     def forward(

@@ -1,7 +1,7 @@
-"""A folder on this machine → a target with its tokenizer, or a drafter; checked before any work.
+"""Load a target with its tokenizer, or a DFlash drafter, from a folder on this machine.
 
-Models are built by mlx-lm, so whatever it can load from a folder is a target. Nothing is downloaded. On the
-CPU weights become float32 (half precision is slow there); on Metal they stay as stored.
+Models are built by mlx-lm, so what it can load from a folder is a target. Nothing is downloaded. On the CPU
+weights become float32 (half precision is slow there); on Metal they stay as stored.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,23 +19,26 @@ from mlx_lm.utils import load_config, load_model, load_tokenizer
 
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
-from engine.errors import ConfigurationError, ModelError
-from engine.foreign import foreign
+from engine.errors import ConfigurationError, ModelError, wrap_errors
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
-from engine.target.config import (
+from engine.target.folder import (
     LARGEST_SIZE,
+    SHAPES,
+    ModelCard,
     build_unloaded,
+    card_of,
     check_config,
     check_depth,
     context_length,
-    unsaid,
+    read_json,
+    require_file,
+    tensor_shapes,
+    text_part,
+    weight_files,
 )
 from engine.target.model import Target
-from engine.target.model_card import ModelCard, card_of
-from engine.target.packing import Shapes, check_packed_shapes, check_packing
-from engine.target.quantize import quantize_target
-from engine.target.weights import read_json, require_file, tensor_shapes, weight_files
+from engine.target.quantize import check_packed_shapes, check_packing, quantize_target
 
 __all__ = ["LoadedDrafter", "LoadedTarget", "ModelCard", "fill_network", "load_drafter", "load_target"]
 
@@ -83,41 +86,32 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
     """
     wanted = dtype_of(dtype)
     files = weight_files(path)
-    config = read_json(path / "config.json")
-    check_config(path / "config.json", config)
-    _refuse_impossible(path, config, tensor_shapes(files))
+    config, file = read_json(path / "config.json"), path / "config.json"
+    check_config(file, config)
+    shapes = tensor_shapes(files)
+    check_depth(file, config, shapes)
+    if config.get("quantization") is not None:
+        check_packing(file, config["quantization"])
+        check_packed_shapes(path, opened(path, "config.json", lambda: build_unloaded(config)), shapes)
     stops = opened(path, "generation_config.json", lambda: load_config(path)).get("eos_token_id")
-    _refuse_other_stops(path, stops)
+    for token in stops if isinstance(stops, list) else [] if stops is None else [stops]:
+        if type(token) is not int or not 0 <= token < LARGEST_SIZE:
+            raise ModelError(f"{path}: eos_token_id must be a token id or a list of them, not {stops!r}")
     tokenizer = tokenizer_of(path, stops)
     model, _ = opened(path, "the model", lambda: load_model(path), config)
     if quantize is not None:
         quantize_target(model, quantize)
     target = Target(model)
-    opened(path, "config.json", partial(_forward_unevaluated, model), verb="run")
-    if wanted is not None and wanted != mx.float32 and not mx.metal.is_available():
-        _refuse_half_experts(path, model, str(dtype))
-    make_ready(path, model, wanted)
-    return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
-
-
-def _refuse_other_stops(path: Path, stops: Any) -> None:
-    """Raise ModelError for an ``eos_token_id`` that is neither a token id, a list of them, nor left out."""
-    ids = stops if isinstance(stops, list) else [] if stops is None else [stops]
-    if not all(type(token) is int and 0 <= token < LARGEST_SIZE for token in ids):
-        raise ModelError(f"{path}: eos_token_id must be a token id or a list of them, not {stops!r}")
-
-
-def _forward_unevaluated(model: Any) -> None:
-    """Build the graph of a forward: what no weight has the shape of may still not fit together."""
-    model(mx.zeros((1, 2), mx.int32), cache=make_prompt_cache(model))
-
-
-def _refuse_half_experts(path: Path, model: Any, dtype: str) -> None:
-    """Raise ConfigurationError for experts that mlx's CPU backend cannot multiply in 16 bits."""
-    if any(type(module) is SwitchLinear for module in model.modules()):
+    # not computed: what has the shape of its weights may still not fit together
+    tokens = mx.zeros((1, 2), mx.int32)
+    opened(path, "config.json", lambda: model(tokens, cache=make_prompt_cache(model)), verb="run")
+    half = wanted is not None and wanted != mx.float32 and not mx.metal.is_available()
+    if half and any(type(module) is SwitchLinear for module in model.modules()):
         raise ConfigurationError(
             f"{path}: mlx runs experts in float32 alone on a CPU, not in {dtype}; use --dtype float32"
         )
+    make_ready(path, model, wanted)
+    return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
 
 
 def load_drafter(path: Path, target: Target, dtype: str | None = None) -> LoadedDrafter:
@@ -155,47 +149,23 @@ def fill_network(
     Raises:
         ModelError: a file cannot be read, or its names, shapes or types are not those of the network.
     """
-
-    def read() -> dict[str, mx.array]:
-        weights: dict[str, mx.array] = {}
-        for file in files:
-            weights |= mx.load(str(file))  # type: ignore[arg-type]  # a safetensors file holds a dict
-        return weights
-
-    weights = opened(path, "the weights", read)
+    weights: dict[str, mx.array] = {}
+    for file in files:
+        weights |= opened(path, "the weights", partial(mx.load, str(file)))
     if hasattr(network, "sanitize"):  # mlx-lm's name for: published names to those of the modules
         weights = network.sanitize(weights)
     if quantization is not None:
         check_packing(path / "config.json", quantization)
-        opened(path, "quantization", lambda: _pack(network, weights, quantization))
-    _refuse_other_weights(path, network, weights)
+        how = {name: quantization[name] for name in ("group_size", "bits", "mode") if name in quantization}
+
+        def packed(name: str, module: nn.Module) -> Any:
+            stored = hasattr(module, "to_quantized") and f"{name}.scales" in weights
+            return stored and quantization.get(name, True)
+
+        opened(path, "quantization", lambda: nn.quantize(network, **how, class_predicate=packed))
+    _check_weights(path, network, weights)
     network.load_weights(list(weights.items()))
     network.eval()
-
-
-def _refuse_impossible(path: Path, config: dict[str, Any], shapes: Shapes) -> None:
-    """What would hold up or end the process while mlx-lm loads the folder."""
-    check_depth(path / "config.json", config, shapes)
-    if config.get("quantization") is not None:
-        check_packing(path / "config.json", config["quantization"])
-        model = opened(path, "config.json", lambda: build_unloaded(config))
-        check_packed_shapes(path, model, shapes)
-
-
-def _pack(network: nn.Module, weights: Mapping[str, mx.array], quantization: Mapping[str, Any]) -> None:
-    """Pack the matrices whose scales the file holds, as mlx-lm does for its own models."""
-
-    def packing(name: str, module: nn.Module) -> Any:
-        packed = hasattr(module, "to_quantized") and f"{name}.scales" in weights
-        return packed and quantization.get(name, True)
-
-    nn.quantize(
-        network,
-        quantization["group_size"],
-        quantization["bits"],
-        mode=quantization.get("mode", "affine"),
-        class_predicate=packing,
-    )
 
 
 def opened(
@@ -212,11 +182,12 @@ def opened(
     """
 
     def refusal(reason: str) -> ModelError:
-        guessed = unsaid(config) if config and "shape" in reason else []
+        text = text_part(config or {})
+        guessed = [name for name in SHAPES if name not in text] if config and "shape" in reason else []
         hint = f" (config.json does not say {', '.join(guessed)})" if guessed else ""
         return ModelError(f"{path}: {what} cannot be {verb}: {reason}{hint}")
 
-    with foreign(refusal):
+    with wrap_errors(refusal):
         return work()
 
 
@@ -265,7 +236,7 @@ def dtype_of(name: str | None) -> mx.Dtype | None:
     return DTYPES[name]
 
 
-def _refuse_other_weights(path: Path, network: Any, weights: Mapping[str, mx.array]) -> None:
+def _check_weights(path: Path, network: Any, weights: Mapping[str, mx.array]) -> None:
     """Names, shapes and types of the file against those of the network; the first difference is the error."""
     wanted = _parameters(network)
     for name in sorted(wanted.keys() | weights.keys()):

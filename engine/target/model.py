@@ -1,23 +1,89 @@
-"""The target: an mlx-lm language model, run forward with taps on chosen layers.
+"""The target: an mlx-lm language model with the few operations that decoding and drafters need.
 
-Nothing of mlx-lm is patched; `engine.target.hidden_states` reads the layers. Models of text and of
-text within a larger model (``language_model``) look the same from here: one token table, decoder layers, one
-head.
+Nothing of mlx-lm is patched. Models of text, and of text within a larger model (``language_model``), look the
+same from here: one token table, decoder layers, one head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 
 from engine.device import read_float
 from engine.errors import ModelError
-from engine.target.embeddings import measure_scale
-from engine.target.hidden_states import HiddenStateHooks
+
+PROBES = 8  # tokens the check of embeddings looks at, spread over the vocabulary
+
+
+class HiddenStateHooks:
+    """Outputs of decoder layers (0-based, before the final norm), concatenated along the hidden axis.
+
+    A hooked layer instance gets a class of its own, derived from the layer's, that also hands its output to
+    every open hook; the last one to close gives the instance its old class back. Each collects only during
+    its own forwards. Inside a compiled function hooks work when the function returns what they collected.
+    """
+
+    def __init__(self, layers: Sequence[Any], ids: Sequence[int]) -> None:
+        """Hook ``layers[i]`` for i in ``ids``.
+
+        Raises:
+            ModelError: there is no such layer.
+        """
+        self.ids = tuple(ids)
+        if odd := [index for index in self.ids if not 0 <= index < len(layers)]:
+            raise ModelError(f"layer {odd[0]} cannot be tapped: the target has layers 0 to {len(layers) - 1}")
+        # A model may use one layer instance several times: which of its calls in a forward is meant.
+        self._calls = [sum(layers[i] is layers[index] for i in range(index)) for index in self.ids]
+        self._layers = [layers[index] for index in self.ids]
+        self._rows: dict[int, list[mx.array]] = {}
+        self._collecting = False
+        for layer in _distinct(self._layers):
+            _hooks_of(layer).append(self)
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Record layer outputs inside the block; an exception in it forgets them."""
+        self._rows, self._collecting = {}, True
+        try:
+            yield
+        except BaseException:
+            self._rows = {}
+            raise
+        finally:
+            self._collecting = False
+
+    def take(self) -> mx.array:
+        """What the last collection recorded, [1, N, len(ids)·hidden]; forgets it.
+
+        Raises:
+            ModelError: a hooked layer did not run.
+        """
+        rows, self._rows = self._rows, {}
+        parts = []
+        for index, layer, call in zip(self.ids, self._layers, self._calls, strict=True):
+            outputs = rows.get(id(layer), [])
+            if call >= len(outputs):
+                raise ModelError(f"layer {index} of the target did not run, so there is nothing to tap")
+            parts.append(outputs[call])
+        return mx.concatenate(parts, axis=-1)
+
+    def close(self) -> None:
+        """Restore the layers that no other hook uses. Closing twice does nothing."""
+        for layer in _distinct(self._layers):
+            _unhook(layer, self)
+        self._layers, self._rows = [], {}
+
+    def record(self, layer: Any, output: Any) -> None:
+        """Called by a hooked layer with what it returned: an array, or a tuple that starts with it."""
+        if self._collecting:
+            row = output[0] if isinstance(output, tuple) else output
+            self._rows.setdefault(id(layer), []).append(row)
 
 
 class Target:
-    """A loaded model with the few operations decoding needs. Holds no sequence state."""
+    """A loaded model. Holds no sequence state."""
 
     def __init__(self, model: Any) -> None:
         """Wrap an mlx-lm model.
@@ -26,7 +92,7 @@ class Target:
             ModelError: the model has no layers, token table or head where mlx-lm keeps them.
         """
         self.model = model
-        self.stages: dict[Any, Any] = {}  # compiled forwards, kept by `engine.target.compiled`
+        self.compiled: dict[Any, Any] = {}  # compiled forwards, kept by `engine.target.compiled`
         self._text = getattr(model, "language_model", model)  # the module that owns the head
         core = getattr(self._text, "model", None)
         if core is None or not hasattr(model, "layers") or not hasattr(core, "embed_tokens"):
@@ -35,14 +101,14 @@ class Target:
                 "targets are decoder models with embed_tokens, layers and lm_head or a tied table"
             )
         self.layer_count = len(model.layers)
-        self._core = core  # the one that owns table and layers
+        self._core = core  # the module that owns table and layers
         table = core.embed_tokens
         self.hidden_size = _table_shape(table)[1]
         self.vocab_size = _table_shape(self._text.get("lm_head", table))[0]
         self._scales: dict[mx.Dtype, mx.array | None] = {}  # of embeddings, by the table's type; None: 1
 
     def tap(self, ids: Sequence[int]) -> HiddenStateHooks:
-        """Listen to layers; the caller closes what it gets.
+        """Hooks on layers; the caller closes them.
 
         Raises:
             ModelError: there is no such layer.
@@ -50,35 +116,29 @@ class Target:
         return HiddenStateHooks(self.model.layers, ids)
 
     def forward(
-        self, tokens: mx.array, caches: list[Any], taps: HiddenStateHooks | None
+        self, tokens: mx.array, caches: list[Any], hooks: HiddenStateHooks | None
     ) -> tuple[mx.array, mx.array | None]:
         """One forward over [1, N] tokens, appending to the caches.
 
         Args:
             tokens: token ids [1, N].
             caches: as the model makes them; fewer than layers where layers share keys and values.
-            taps: what `tap` gave, or None.
+            hooks: what `tap` gave, or None.
 
         Returns:
-            Logits [1, N, V], and the tapped rows [1, N, K·hidden] or None without taps.
+            Logits [1, N, V], and hidden states [1, N, K·hidden] or None without hooks.
         """
-        if taps is None:
+        if hooks is None:
             return self.model(tokens, cache=caches), None
-        with taps.collecting():
+        with hooks.collecting():
             logits = self.model(tokens, cache=caches)
-        return logits, taps.take()
+        return logits, hooks.take()
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """What the first layer receives: rows of the token table, scaled as this model scales them.
-
-        Args:
-            tokens: token ids [1, N].
-
-        Returns:
-            Embeddings [1, N, hidden].
+        """What the first layer receives for token ids [1, N]: [1, N, hidden], scaled as the model does it.
 
         Raises:
-            ModelError: the model does more than scale its rows, see `engine.target.embeddings`.
+            ModelError: the model does more than scale the rows of its token table.
         """
         rows: mx.array = self._core.embed_tokens(tokens)
         scale = self._scale(rows.dtype)
@@ -86,18 +146,14 @@ class Target:
 
     @property
     def embedding_scale(self) -> float:
-        """The number that `embed` multiplies rows of the token table with.
-
-        Raises:
-            ModelError: see `embed`.
-        """
+        """The number that `embed` multiplies rows of the token table with; raises as `embed`."""
         scale = self._scale(self._core.embed_tokens(mx.array([[0]])).dtype)
         return 1.0 if scale is None else read_float(scale)
 
     def _scale(self, dtype: mx.Dtype) -> mx.array | None:
         """The scale of embeddings in the type they are computed in, measured once; None for 1."""
         if dtype not in self._scales:
-            scale = measure_scale(self.model, self._core.embed_tokens)
+            scale = _embedding_scale(self.model, self._core.embed_tokens)
             self._scales[dtype] = None if read_float(scale) == 1 else scale
         return self._scales[dtype]
 
@@ -112,3 +168,99 @@ def _table_shape(table: Any) -> tuple[int, int]:
     """Rows and columns of a token table or head, [V, hidden], packed or not."""
     rows, columns = table.weight.shape
     return int(rows), int(table.scales.shape[-1] * table.group_size if "scales" in table else columns)
+
+
+def _distinct(layers: Sequence[Any]) -> list[Any]:
+    return list({id(layer): layer for layer in layers}.values())
+
+
+def _hooks_of(layer: Any) -> list[HiddenStateHooks]:
+    """The hooks on a layer instance, which gets a hooked class of its own if it has none."""
+    plain = type(layer)
+    found: list[HiddenStateHooks] | None = plain.__dict__.get("hidden_state_hooks")
+    if found is not None:
+        return found
+    hooks: list[HiddenStateHooks] = []
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = plain.__call__(self, *args, **kwargs)
+        for hook in hooks:
+            hook.record(self, output)
+        return output
+
+    _set_class(layer, plain, __call__=call, hidden_state_hooks=hooks)
+    return hooks
+
+
+def _unhook(layer: Any, hook: HiddenStateHooks) -> None:
+    """Remove a hook from the class it is in, and the hooked class if that was its last hook and is on top."""
+    for kind in type(layer).__mro__:
+        hooks = kind.__dict__.get("hidden_state_hooks", [])
+        if hook in hooks:
+            hooks.remove(hook)
+            if not hooks and kind is type(layer):
+                object.__setattr__(layer, "__class__", kind.__bases__[0])
+            return
+
+
+def _set_class(module: Any, base: type, **body: Any) -> None:
+    """Give one module instance a class of its own, derived from ``base``."""
+    body["__module__"] = base.__module__
+    object.__setattr__(module, "__class__", type(base.__name__, (base,), body))
+
+
+def _embedding_scale(model: Any, table: Any) -> mx.array:
+    """By what number a model multiplies the rows of its token table before its first layer, [].
+
+    Families scale in their own forward, each in its own way: Gemma by sqrt(hidden), which Gemma 3 rounds to
+    bfloat16, others by a field of their configuration. There is no list of families here: the model's own
+    forward is run as far as its first layer, once over a table of ones, which leaves the scale, and once over
+    the real table, to check that nothing but this scale was applied.
+    """
+    vocabulary = int(table.weight.shape[0])
+    tokens = mx.array([[vocabulary * index // PROBES for index in range(PROBES)]])
+    rows = table(tokens)
+    with _answering(table, lambda _, ids: mx.ones((*ids.shape, rows.shape[-1]), rows.dtype)):
+        scale = _first_layer_input(model, tokens).reshape(-1)[0]
+    received = _first_layer_input(model, tokens)
+    if received.shape != rows.shape or not mx.array_equal(received, rows * scale).item():
+        raise ModelError(
+            f"{type(model).__module__} computes its embeddings in a way the engine cannot give to a drafter: "
+            "its first layer does not receive rows of embed_tokens times one number; use a drafter that "
+            "reads tokens alone (prompt-lookup, autoregressive or masked-diffusion)"
+        )
+    return scale
+
+
+class _FirstLayerReached(Exception):
+    """Not an error: ends the forward early, with what the first layer was called with."""
+
+    def __init__(self, received: mx.array) -> None:
+        super().__init__()
+        self.received = received
+
+
+def _first_layer_input(model: Any, tokens: mx.array) -> mx.array:
+    """Run the model's forward of [1, N] tokens up to its first layer."""
+
+    def stop(_: Any, *args: Any, **kwargs: Any) -> None:
+        arrays = [value for value in (*args, *kwargs.values()) if isinstance(value, mx.array)]
+        raise _FirstLayerReached(arrays[0])
+
+    with _answering(model.layers[0], stop):
+        try:
+            model(tokens, cache=make_prompt_cache(model))
+        except _FirstLayerReached as reached:
+            return reached.received
+    raise ModelError(f"{type(model).__module__} does not call its first layer")
+
+
+@contextmanager
+def _answering(module: Any, call: Callable[..., Any]) -> Iterator[None]:
+    """Let one module instance answer calls with ``call``."""
+    plain = type(module)
+    _set_class(module, plain, __call__=call)
+    try:
+        yield
+    finally:
+        object.__setattr__(module, "__class__", plain)

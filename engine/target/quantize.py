@@ -1,23 +1,29 @@
-"""Packing the weights of a loaded target: ``--quantize BITS`` or ``--quantize BITS,GROUP``.
+"""Packed (quantized) weights: ``--quantize BITS[,GROUP]``, and checks of what is packed already.
 
 Every matrix that mlx can pack is packed in its affine mode, embedding and head included, each row in groups
-of GROUP values with a scale and a bias; norms stay as they are. A model that wants some matrices finer, or
-not packed at all, says so itself (mlx-lm's ``quant_predicate``) and is heard. Nothing is written to disk.
+of GROUP values with a scale and a bias; norms stay as they are. mlx-lm's ``quant_predicate`` of a model is
+followed. Nothing is written to disk. The packed model is another model: its greedy text is its own, and
+drafting for it must give just that text.
 
-The packed model is another model: its greedy text is its own, and drafting for it must give just that text.
+mlx divides by group sizes and bits before it looks at them, and a zero there ends the process; so numbers in
+a configuration or a file that it cannot work with are refused here.
 """
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mlx import nn
 
 from engine.errors import ConfigurationError, ModelError
-from engine.target.packing import BITS
 
+STORED_GROUPS, BITS = (16, 32, 64, 128), (2, 3, 4, 5, 6, 8)
+MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 64
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def parse_quantize(text: str) -> tuple[int, int]:
@@ -37,36 +43,74 @@ def parse_quantize(text: str) -> tuple[int, int]:
 
 
 def quantize_target(model: Any, text: str) -> None:
-    """Pack the weights of a model, in place and not yet computed.
-
-    Args:
-        model: as mlx-lm has loaded it.
-        text: BITS or BITS,GROUP.
+    """Pack the weights of a model that mlx-lm has loaded, in place and not yet computed.
 
     Raises:
         ConfigurationError: the text is wrong, or the groups do not divide a matrix.
         ModelError: the weights are packed already, or there is nothing to pack.
     """
     bits, group = parse_quantize(text)
-    asked = getattr(model, "quant_predicate", None) or (lambda _name, _module: True)
+    predicate = getattr(model, "quant_predicate", None) or (lambda _name, _module: True)
     chosen: dict[str, bool | dict[str, Any]] = {}
     for name, module in model.named_modules():
         if "scales" in module:
             raise ModelError(f"--quantize {text}: the model is packed already ({name}); leave it out")
         if hasattr(module, "to_quantized"):
-            chosen[name] = asked(name, module)
-            _refuse_rest(text, name, module.weight.shape[-1], group, chosen[name])
+            chosen[name] = how = predicate(name, module)
+            size = how.get("group_size", group) if isinstance(how, dict) else group
+            if how and module.weight.shape[-1] % size:
+                raise _indivisible(text, name, module.weight.shape[-1], size)
     if not any(chosen.values()):
         raise ModelError(f"--quantize {text}: the model holds no matrix that can be packed")
     nn.quantize(model, group, bits, class_predicate=lambda name, _module: chosen.get(name, False))
 
 
-def _refuse_rest(text: str, name: str, columns: int, group: int, how: bool | Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for a matrix whose rows are no whole number of groups."""
-    size = how.get("group_size", group) if isinstance(how, Mapping) else group
-    if how and columns % size:
-        fitting = [str(known) for known in GROUPS if columns % known == 0]
-        remedy = f"give a group of {' or '.join(fitting)}" if fitting else "this model cannot be packed"
-        raise ConfigurationError(
-            f"--quantize {text}: {name} has {columns} columns, which groups of {size} do not divide; {remedy}"
-        )
+def _indivisible(text: str, name: str, columns: int, size: int) -> ConfigurationError:
+    fitting = [str(known) for known in GROUPS if columns % known == 0]
+    remedy = f"give a group of {' or '.join(fitting)}" if fitting else "this model cannot be packed"
+    return ConfigurationError(
+        f"--quantize {text}: {name} has {columns} columns, which groups of {size} do not divide; {remedy}"
+    )
+
+
+def check_packing(path: Path, quantization: Any) -> None:
+    """Check the ``quantization`` of a config.json as mlx-lm writes it, with its exceptions by matrix name.
+
+    Raises:
+        ModelError: it is no object, or a group size, a number of bits or a mode is not one mlx has.
+    """
+    if not isinstance(quantization, dict):
+        raise ModelError(f"{path}: quantization is {quantization!r}, not an object")
+    for name, known in (("group_size", STORED_GROUPS), ("bits", BITS), ("mode", MODES)):
+        if quantization.get(name) is None and (name != "mode" or name in quantization):
+            raise ModelError(f"{path}: quantization: {name} is missing")
+        for part in (quantization, *(part for part in quantization.values() if isinstance(part, dict))):
+            value = part.get(name)
+            if value is not None and (value not in known or isinstance(value, float)):
+                choice = ", ".join(map(str, known))
+                raise ModelError(f"{path}: quantization: {name} {value!r} is not one of {choice}")
+
+
+def check_packed_shapes(path: Path, model: nn.Module, shapes: Shapes) -> None:
+    """Check that matrices a file holds packed have as many columns as those of the model, not yet packed.
+
+    Args:
+        path: the folder, for the message.
+        model: as its configuration says.
+        shapes: of the tensors on disk, by name.
+
+    Raises:
+        ModelError: one could not be unpacked to the columns the configuration asks for.
+    """
+    for name, module in model.named_modules():  # type: ignore[no-untyped-call]
+        weight, scales = shapes.get(f"{name}.weight"), shapes.get(f"{name}.scales")
+        if not weight or not scales or not hasattr(module, "to_quantized"):
+            continue
+        columns = module.weight.shape[-1]
+        bits, odd = divmod(weight[-1] * 32, columns)
+        group, rest = divmod(columns, scales[-1] or columns + 1)
+        if odd or rest or bits not in BITS or group not in STORED_GROUPS:
+            raise ModelError(
+                f"{path}: {name} is packed as {weight} with scales {scales}, "
+                f"which is no packing of the {columns} columns the config calls for"
+            )

@@ -25,8 +25,8 @@ from engine.evaluation.haystack_text import HELD_OUT, TRAIN, document_parts
 from engine.networks.projector import LayerShape, Projector, ProjectorConfig
 from engine.restoration.loading import features_of
 from engine.restoration.sites import sites_of
+from engine.target.folder import read_json
 from engine.target.loading import LoadedTarget
-from engine.target.weights import read_json
 from engine.training.distillation import AttentionRecorder
 from engine.training.projector_fit import DrawText, Fit, Progress, ProjectorSwitches
 

@@ -11,11 +11,10 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.acceptance import likeliest
-from engine.blas import available_cpus
 from engine.cache.stats import KVUse, kept_positions, kv_use
 from engine.cache.transaction import resident
 from engine.config import Engine
-from engine.device import launch, read_float, read_tokens, wait
+from engine.device import available_cpus, launch, read_float, read_tokens, wait
 from engine.drafters.base import Drafter
 from engine.session import Session
 from evidence_format.model import Round

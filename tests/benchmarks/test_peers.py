@@ -119,3 +119,29 @@ def test_partial_measurement_does_not_replace_a_whole_one(small: Path, less: lis
     kept = peers.store("tiny", {"plain": {"rows": [1]}}, whole=True)
     peers.store("tiny", {"plain": {"rows": [2]}}, whole=whole)
     assert json.loads(kept.read_text())["modes"]["plain"]["rows"] == [2 if whole else 1]
+
+
+def test_an_earlier_commit_is_measured_beside_the_present_one(small: Path) -> None:
+    chosen = peers.options(
+        [
+            "--engines",
+            "kakeya",
+            "--block",
+            "4",
+            "--tokens",
+            "6",
+            "--repetitions",
+            "1",
+            "--against",
+            "HEAD",
+            "--mode",
+            "oracle",
+        ]
+    )
+    rows = peers.run(chosen, small)["oracle"]["rows"]
+    assert {row["engine"]: row["identical"] for row in rows} == {"kakeya": True, "kakeya-earlier": True}
+
+
+def test_an_unknown_commit_is_an_error(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert peers.main(["--engines", "kakeya", "--against", "no-such-commit"]) == 1
+    assert "--against no-such-commit cannot be read" in capsys.readouterr().err

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session", autouse=True)
 def threads() -> None:
     """As for any narrow model; several workers would wait for each other."""
-    from engine.blas import fit_threads
+    from engine.device import fit_threads
     from tests.engine import tiny
 
     fit_threads(tiny.GEMMA["hidden_size"])

@@ -225,7 +225,7 @@ def test_what_is_yielded_is_committed_so_that_a_caller_may_stop_anywhere(gemma):
             covered = caches[0].offset - len(prompt)
             assert covered in (len(emitted) - 1, len(emitted))
             assert {cache.offset for cache in caches} == {caches[0].offset}
-            assert not any("tap_listeners" in type(layer).__dict__ for layer in gemma.layers)
+            assert not any("hidden_state_hooks" in type(layer).__dict__ for layer in gemma.layers)
             rest = (prompt + emitted)[caches[0].offset :] or None
             if rest:
                 logits = gemma(mx.array([rest]), cache=caches)
@@ -245,7 +245,7 @@ def test_an_exception_while_drafting_leaves_model_and_caches_whole(gemma):
     with pytest.raises(RuntimeError, match="out of memory"):
         run(gemma, Failing(prompt + truth), prompt, 40, FixedDraftLength(4), caches=caches)
     assert len({cache.offset for cache in caches}) == 1
-    assert not any("tap_listeners" in type(layer).__dict__ for layer in gemma.layers)
+    assert not any("hidden_state_hooks" in type(layer).__dict__ for layer in gemma.layers)
 
 
 def test_bad_requests_are_refused_before_any_work(gemma):

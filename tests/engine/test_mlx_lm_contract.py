@@ -182,7 +182,7 @@ def test_recurrent_layers_take_a_cache_and_a_mask_by_these_names(module: str):
 def test_no_other_recurrent_layer_compiles_itself_than_those_we_know():
     from pathlib import Path
 
-    from engine.cache.recorder import SELF_COMPILING
+    from engine.cache.rollback import SELF_COMPILING
 
     folder = Path(inspect.getfile(base)).parent
     found = {path.stem for path in folder.glob("*.py") if "mx.compile(self" in path.read_text()}

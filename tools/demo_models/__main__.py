@@ -48,7 +48,7 @@ def _tokenizer(work: Path, seed: int) -> Any:
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
     """Train, evaluate and export the demo pair. Stages resume where they stopped."""
-    from engine.blas import load_fast_blas
+    from engine.device import load_fast_blas
     from tools.demo_models.allocator import keep_freed_memory
 
     load_fast_blas()

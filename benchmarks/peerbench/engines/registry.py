@@ -18,6 +18,7 @@ ENGINES = {
     "dflash-mlx": ("dflash_mlx", "dflashmlx", "DFlashMlx"),
     "mlx-vlm": ("mlx_vlm", "vlm", "MlxVlm"),
 }
+EARLIER = {"kakeya-earlier": ("mlx", "earlier", "Earlier")}  # with --against alone
 
 
 def require(names: Sequence[str]) -> None:
@@ -46,7 +47,7 @@ def open_engines(names: Sequence[str], world: World) -> tuple[dict[str, Engine],
     engines: dict[str, Engine] = {}
     left_out: dict[str, str] = {}
     for name in names:
-        _, module, kind = ENGINES[name]
+        _, module, kind = (ENGINES | EARLIER)[name]
         try:
             engines[name] = getattr(importlib.import_module(f"peerbench.engines.{module}"), kind)(world)
         except UnsupportedError as error:

@@ -13,13 +13,10 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from engine.cache.codecs.base import Parts
-from engine.cache.codecs.hadamard import Hadamard
+from engine.cache.codecs.base import Hadamard, Parts, within_range
 from engine.errors import ConfigurationError
 
-BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
-LARGEST = 65504.0  # of float16
 
 
 class Affine:
@@ -31,12 +28,9 @@ class Affine:
         """A code for rows of ``dim`` values.
 
         Args:
-            bits: of a code, one of `BITS`.
-            group: at most so many values share a scale; the largest of `GROUPS` that fits is taken.
+            bits: of a code: 2, 3, 4, 5, 6 or 8.
+            group: at most so many values share a scale; the largest of `GROUPS` that divides `dim` is used.
             dim: the head dimension.
-
-        Raises:
-            ConfigurationError: no group divides the dimension.
         """
         fitting = [size for size in GROUPS if size <= group and dim % size == 0]
         if not fitting:
@@ -59,7 +53,7 @@ class Affine:
         rows = mx.dequantize(
             codes, scales.astype(wide), biases.astype(wide), group_size=self.group, bits=self.bits
         )
-        return _within(rows, dtype)
+        return within_range(rows, dtype)
 
     def bits_per_value(self) -> float:
         """See `Codec.bits_per_value`."""
@@ -87,14 +81,9 @@ class Affine:
 
 
 class Rotated(Affine):
-    """The affine code over rows turned by a Hadamard matrix."""
+    """The affine code over rows turned by a Hadamard matrix; ConfigurationError where there is none."""
 
     def __init__(self, bits: int, group: int, dim: int) -> None:
-        """See `Affine`.
-
-        Raises:
-            ConfigurationError: there is no Hadamard matrix of this size, or no group divides it.
-        """
         super().__init__(bits, group, dim)
         self._turn = Hadamard(dim)
 
@@ -105,29 +94,22 @@ class Rotated(Affine):
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
         """See `Codec.decode`."""
-        return self._turned(super().decode(parts, dtype), self._turn.unrotate)
+        return _turned(super().decode(parts, dtype), self._turn.unrotate)
 
     def score(self, queries: mx.array, keys: Parts) -> mx.array:
         """See `AttendedCodec.score`; the queries are turned like the keys."""
-        return super().score(self._turned(queries, self._turn.rotate), keys)
+        return super().score(_turned(queries, self._turn.rotate), keys)
 
     def mix(self, weights: mx.array, values: Parts) -> mx.array:
         """See `AttendedCodec.mix`; the sum is turned back."""
-        return self._turned(super().mix(weights, values), self._turn.unrotate)
-
-    @staticmethod
-    def _turned(rows: mx.array, turn: Callable[[mx.array], mx.array]) -> mx.array:
-        """Turn rows in float32: the sums on the way would leave the range of float16."""
-        return _within(turn(rows.astype(mx.float32)), rows.dtype)
+        return _turned(super().mix(weights, values), self._turn.unrotate)
 
 
-def _within(rows: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Rows in a type; beyond the range of float16 they are cut off, not infinite."""
-    return mx.clip(rows, -LARGEST, LARGEST).astype(dtype) if dtype == mx.float16 else rows.astype(dtype)
+def _turned(rows: mx.array, turn: Callable[[mx.array], mx.array]) -> mx.array:
+    """Turn rows in float32: the sums on the way would leave the range of float16."""
+    return within_range(turn(rows.astype(mx.float32)), rows.dtype)
 
 
 def _short(side: mx.array) -> mx.array:
     """Side information in 16 bits; beyond the range of float16 it is cut off, not infinite."""
-    if side.dtype == mx.bfloat16:
-        return side
-    return mx.clip(side, -LARGEST, LARGEST).astype(mx.float16)
+    return side if side.dtype == mx.bfloat16 else within_range(side, mx.float16)

@@ -1,12 +1,30 @@
-"""What a code for keys and values has to offer. Which codes there are is in `engine.cache.policy`.
+"""What codes for keys and values have in common. Which codes there are is in `engine.cache.policy`.
 
 A code turns rows of D values into a few arrays of fewer bytes. It is made for one head dimension. Nothing in
-it may wait for the device or depend on values on the host: codes are written inside compiled graphs.
+it may wait for the device or depend on values read back from it: codes are written inside compiled graphs.
+
+Most turn a row by a Hadamard matrix first: what a few large coordinates hold is spread over all.
+
+    y = x · H^T / sqrt(D)        H: ±1, D × D, H · H^T = D · I
+
+A dimension is m · 2^k: H is a Hadamard matrix of order m times Sylvester's of order 2^k, as in
+`mx.hadamard_transform`. For m = 1 and 12 the matrix is symmetric and the rotation its own inverse; for 20 and
+28 it is neither. Other dimensions are refused here: on a CPU mlx 0.32 either returns something that is no
+rotation (36) or writes past its memory (120). A matrix product would be quicker on some CPUs, but on a GPU
+mlx may round the factors of float32 products to ten bits.
 """
 
+from math import sqrt
 from typing import Protocol
 
 import mlx.core as mx
+
+from engine.errors import ConfigurationError
+
+ORDERS = (1, 12, 20, 28)
+SYMMETRIC = (1, 12)
+LARGEST_DIM = 4096
+LARGEST = 65504.0  # of float16
 
 Parts = tuple[mx.array, ...]
 """A code's arrays, each [..., N, own width], as many for every row."""
@@ -50,3 +68,45 @@ class CodedRows:
     def shape(self) -> tuple[int, ...]:
         """Of the first part: batch, KV heads and rows are those of the rows, the last one is the code's."""
         return tuple(self.parts[0].shape)
+
+
+class Hadamard:
+    """The orthonormal rotation of one dimension D = m · 2^k, 4 … 4096."""
+
+    def __init__(self, dim: int) -> None:
+        """ConfigurationError where there is no such matrix."""
+        self.dim = dim
+        self.order = _order(dim)
+        self._scale = 1 / sqrt(dim)
+
+    def rotate(self, rows: mx.array) -> mx.array:
+        """Rotate rows [..., D], in their own type; lengths are kept."""
+        if rows.size == 0:  # which mlx refuses
+            return rows
+        return mx.hadamard_transform(rows, scale=self._scale)
+
+    def unrotate(self, rows: mx.array) -> mx.array:
+        """Undo a rotation of rows [..., D]."""
+        if self.order in SYMMETRIC:
+            return self.rotate(rows)
+        inner = self.rotate(rows.reshape(*rows.shape[:-1], self.order, self.dim // self.order))
+        # The transform of the identity holds the columns of H as rows: H^T, here over the factor of order m.
+        transposed = mx.hadamard_transform(mx.eye(self.order, dtype=rows.dtype), scale=1.0)
+        return (transposed @ inner).reshape(rows.shape)
+
+
+def _order(dim: int) -> int:
+    """The m of dim = m · 2^k."""
+    for order in ORDERS:
+        factor, rest = divmod(dim, order)
+        if rest == 0 and 4 <= dim <= LARGEST_DIM and factor & (factor - 1) == 0:
+            return order
+    raise ConfigurationError(
+        f"a dimension of {dim} cannot be rotated: only m * 2^k up to {LARGEST_DIM}, m one of "
+        f"{', '.join(map(str, ORDERS))} (such as 64, 80, 96, 112, 128, 160, 192, 256)"
+    )
+
+
+def within_range(rows: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Rows in a type; beyond the range of float16 they are cut off, not infinite."""
+    return mx.clip(rows, -LARGEST, LARGEST).astype(dtype) if dtype == mx.float16 else rows.astype(dtype)

@@ -10,6 +10,20 @@ coordinate. With few bits cutting off the tails costs less than a coarse grid.
 
 All is computed in float32. A row of zeros is decoded to zeros; rows beyond the range of the two numbers are
 made as long as the numbers can say.
+
+    D_n = {x in Z^n: the sum of x is even}        E8 = D8 and D8 + ½ together
+
+The closest point of D_n rounds every coordinate; where the sum comes out odd, the coordinate that was
+rounded furthest goes the other way (Conway and Sloane, "Fast quantizing and decoding algorithms for lattice
+quantizers and codes", 1982). The closest point of E8 is the nearer of those of its two cosets, on a tie the
+integer one. Cutting such a point off at a bound afterwards leaves the lattice: the sum turns odd, or a
+coordinate of the half coset becomes whole. `closest_within` cuts off first and then turns the coordinate that
+costs least among those that may turn.
+
+    word = u0 | u1 << b | … | u7 << 7b        0 <= u < 2^b; of the 64 bits the b low bytes are kept
+
+The coordinates of an E8 point, counted from the lowest of its coset, have an even sum. So the lowest bit of
+u7 follows from the lowest bits of the other seven; the coset is kept in its place.
 """
 
 from functools import cache
@@ -17,16 +31,15 @@ from math import sqrt
 
 import mlx.core as mx
 
-from engine.cache.codecs.base import Parts
-from engine.cache.codecs.hadamard import Hadamard
-from engine.cache.codecs.lattice_packing import WORD, pack, unpack
-from engine.cache.codecs.lattice_points import BLOCK, closest, closest_within
+from engine.cache.codecs.base import LARGEST, Hadamard, Parts, within_range
 from engine.errors import ConfigurationError
 
+BLOCK = {"d4": 4, "e8": 8}
+"""Coordinates of a point of each lattice."""
+WORD = 8  # coordinates of a word, and its bytes before it is cut
 BITS = range(2, 9)
 LARGEST_Q = 1023  # float32 rows resolve its steps a hundred times over
 SHORTEST = 2.0**-23  # a shorter row is divided by this instead of its length, as in the published codec
-LARGEST = 65504.0  # of float16
 WHOLE = (1.0,)
 SHARES = {2: (1, 0.5, 0.42, 0.35), 3: (1, 0.85, 0.74, 0.64), 4: (1, 0.93, 0.86, 0.8), 5: (1, 0.97, 0.94, 0.9)}
 """Parts of max|y| that are tried as the range, by bits; with more bits none is better than the whole."""
@@ -39,16 +52,7 @@ class LatticeCompat:
     parts = 2  # coordinates, (n, max|y|)
 
     def __init__(self, lattice: str, q: int, dim: int) -> None:
-        """A code for rows of ``dim`` values.
-
-        Args:
-            lattice: ``d4`` or ``e8``.
-            q: steps from zero to the largest coordinate of a row, 1 … 1023.
-            dim: the head dimension.
-
-        Raises:
-            ConfigurationError: no such lattice, q out of range, or a dimension that it cannot turn or cut.
-        """
+        """A code for rows of ``dim`` values; q: steps from zero to the largest coordinate of a row."""
         self.block = _block(lattice, dim)
         if not 1 <= q <= LARGEST_Q:
             raise ConfigurationError(f"the Q of a lattice must lie in 1 to {LARGEST_Q}, not {q}")
@@ -80,7 +84,7 @@ class LatticeCompat:
     def _rotate(self, unit: mx.array) -> mx.array:
         """The turn in the order of sums of the published codec, where the device sums as it is told.
 
-        That is a matrix product on a CPU, whose library takes up to 192 terms in one go. A last bit decides
+        That is a matrix product on a CPU, whose library sums up to 192 terms in one go. A last bit decides
         now and then which float16 the largest coordinate becomes, and so about all points of a row.
         """
         matrix = self._matrix
@@ -99,16 +103,7 @@ class LatticePacked:
     parts = 2  # packed coordinates, two numbers whose product is n · max|y|
 
     def __init__(self, lattice: str, bits: int, dim: int) -> None:
-        """A code for rows of ``dim`` values.
-
-        Args:
-            lattice: ``d4`` or ``e8``.
-            bits: b, 2 … 8.
-            dim: the head dimension, a multiple of 8.
-
-        Raises:
-            ConfigurationError: no such lattice, bits out of range, or a dimension it cannot turn or pack.
-        """
+        """A code for rows of ``dim`` values, a multiple of 8, in b = ``bits`` bits a coordinate."""
         self.block = _block(lattice, dim)
         if bits not in BITS:
             raise ConfigurationError(f"the bits of a packed lattice must lie in 2 to 8, not {bits}")
@@ -131,10 +126,9 @@ class LatticePacked:
         return pack(words, self.bits, is_half if self.lattice == "e8" else None), _side(length * moved, kept)
 
     def _best(self, turned: mx.array, kept: mx.array, moved: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Of the ranges ±kept · moved [..., S] the one whose points are off least, the first if equal.
+        """Of the ranges ±kept · moved [..., S] the one with the least error, the first if equal.
 
-        Returns:
-            Coordinates as by `closest_within` [..., W, n], cosets [..., W, 1], and the range's kept [..., 1].
+        Its coordinates as by `closest_within` [..., W, n], cosets [..., W, 1], and its kept [..., 1].
         """
         scale = (kept.astype(mx.float32) * moved / self.q)[..., None]
         ranges = kept.shape[-1]
@@ -213,6 +207,102 @@ def _restore(turn: Hadamard, points: mx.array, side: mx.array, q: int, dtype: mx
     """Rows of their points [..., D] and numbers [..., 2]."""
     side = side.astype(mx.float32)
     rows = turn.unrotate(points * (side[..., 1:] / q)) * side[..., :1]
-    if dtype == mx.float16:
-        rows = mx.clip(rows, -LARGEST, LARGEST)
-    return rows.astype(dtype)
+    return within_range(rows, dtype)
+
+
+def closest(lattice: str, values: mx.array) -> mx.array:
+    """Closest points of a lattice to float32 values [..., n], n its block."""
+    if lattice == "d4":
+        return _closest_even(values)
+    whole = _closest_even(values)
+    half = _closest_even(values - 0.5) + 0.5
+    nearer = _squared(values - whole) <= _squared(values - half)
+    return mx.where(nearer, whole, half)
+
+
+def closest_within(lattice: str, values: mx.array, bound: int) -> tuple[mx.array, mx.array]:
+    """Closest points to float32 values [..., n] with coordinates within ±q, in the half coset ±(q + ½).
+
+    Returns:
+        The coordinates less the lowest of their coset, whole numbers from 0, float32 [..., n]: a point is
+        that less q, and less another ½ in the half coset. And whether it is one of that coset, bool [..., 1].
+    """
+    whole = _even_within(values, -bound, bound)
+    if lattice == "d4":
+        return whole + bound, mx.zeros((*values.shape[:-1], 1), dtype=mx.bool_)
+    shifted = values - 0.5
+    half = _even_within(shifted, -bound - 1, bound)
+    is_half = _squared(shifted - half) < _squared(values - whole)
+    return mx.where(is_half, half + (bound + 1), whole + bound), is_half
+
+
+def _closest_even(values: mx.array) -> mx.array:
+    """Closest points of D_n, as far from the origin as need be."""
+    near = mx.round(values)
+    rest = values - near
+    turned = near + mx.where(rest >= 0, 1.0, -1.0)
+    return mx.where(_is_odd(near) & _first(mx.argmax(mx.abs(rest), -1, keepdims=True), rest), turned, near)
+
+
+def _even_within(values: mx.array, low: int, high: int) -> mx.array:
+    """Closest points of D_n with coordinates low … high, both in Z."""
+    near = mx.clip(mx.round(values), low, high)
+    rest = values - near
+    # A step of ±1 away from the rounded coordinate makes its squared error 1 ∓ 2·rest larger.
+    up = mx.where(near < high, 1 - 2 * rest, mx.inf)
+    down = mx.where(near > low, 1 + 2 * rest, mx.inf)
+    turned = near + mx.where(up <= down, 1.0, -1.0)
+    cheapest = _first(mx.argmin(mx.minimum(up, down), -1, keepdims=True), rest)
+    return mx.where(_is_odd(near) & cheapest, turned, near)
+
+
+def _is_odd(points: mx.array) -> mx.array:
+    """Whether the sum of each point is odd, bool [..., 1]."""
+    total = mx.sum(points, -1, keepdims=True)
+    return total != 2 * mx.round(total / 2)
+
+
+def _first(index: mx.array, values: mx.array) -> mx.array:
+    """An index [..., 1] along the last axis of values as bool [..., n]."""
+    return mx.arange(values.shape[-1], dtype=index.dtype) == index
+
+
+def _squared(difference: mx.array) -> mx.array:
+    return mx.sum(mx.square(difference), -1, keepdims=True)
+
+
+def pack(codes: mx.array, bits: int, is_half: mx.array | None = None) -> mx.array:
+    """Pack coordinates 0 … 2^b - 1 of any type [..., W, 8] to uint8 [..., W·b].
+
+    For E8, is_half bool [..., W, 1] says whether a point is of the half coset.
+    """
+    codes = codes.astype(mx.uint64)
+    word = codes[..., :1]
+    for place in range(1, WORD):
+        word = word | (codes[..., place : place + 1] << _number(place * bits))
+    if is_half is not None:
+        spare = (WORD - 1) * bits
+        word = (word & ~_number(1 << spare)) | (is_half.astype(mx.uint64) << _number(spare))
+    kept = word.view(mx.uint8)[..., :bits]
+    return kept.reshape(*kept.shape[:-2], kept.shape[-2] * bits)
+
+
+def unpack(packed: mx.array, bits: int, *, cosets: bool) -> tuple[mx.array, mx.array | None]:
+    """The coordinates uint64 [..., W, 8] and, with ``cosets``, `is_half`, of what `pack` gave."""
+    kept = packed.reshape(*packed.shape[:-1], packed.shape[-1] // bits, bits)
+    word = mx.pad(kept, [(0, 0)] * (kept.ndim - 1) + [(0, WORD - bits)]).view(mx.uint64)
+    is_half = None
+    if cosets:
+        spare = (WORD - 1) * bits
+        coset = word >> _number(spare) & _number(1)
+        is_half = coset.astype(mx.bool_)
+        parity = word & _number(sum(1 << place * bits for place in range(WORD - 1)))
+        for step in (4, 2, 1):  # fold the seven lowest bits onto the first
+            parity = parity ^ (parity >> _number(step * bits))
+        word = word ^ (((parity ^ coset) & _number(1)) << _number(spare))
+    shifts = mx.arange(0, WORD * bits, bits, dtype=mx.uint64)
+    return word >> shifts & _number((1 << bits) - 1), is_half
+
+
+def _number(value: int) -> mx.array:
+    return mx.array(value, dtype=mx.uint64)

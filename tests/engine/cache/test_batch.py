@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache, QuantizedKVCache
 
-from engine.cache.batch import RAGGED_FAMILIES, BatchTransaction, extract, merge
-from engine.cache.ragged import RaggedKV
+from engine.cache.batch import RAGGED_FAMILIES, BatchTransaction, RaggedKV, extract, merge
 from engine.cache.ring import SlidingRing
 from engine.cache.transaction import Transaction, new_caches
 from engine.errors import ModelError
@@ -25,6 +24,8 @@ KINDS = [
     "sliding-llama",
     "sink",
     "attention-sinks",
+    "sliding-full",
+    "sink-full",
     "shared",
     "gated-delta",
     "gated-delta-moe",

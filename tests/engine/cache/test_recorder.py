@@ -160,9 +160,9 @@ def test_a_layer_that_compiles_its_single_step_is_not_answered_from_the_record(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """An answer inside a trace would stay in the graph, and with it one block's numbers."""
-    from engine.cache import recorder
+    from engine.cache import rollback
 
-    monkeypatch.setattr(recorder, "SELF_COMPILING", ("mlx_lm.models.mamba2",))
+    monkeypatch.setattr(rollback, "SELF_COMPILING", ("mlx_lm.models.mamba2",))
     for kept, spared in ((1, False), (2, True)):
         sequence = Sequence("recurrent", 4)
         sequence.prefill(9)

@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from engine.cache.batch import extract, merge
-from engine.cache.restored import RestoredKV
+from engine.cache.policy import RestoredKV
 from engine.cache.transaction import Transaction
 from tests.engine import tiny
 

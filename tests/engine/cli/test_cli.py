@@ -69,6 +69,37 @@ def test_generate_gives_text_and_one_json_line_or_either(capsys, models: list[st
     assert json.loads(report.read_text())["kind"] == "throughput"
 
 
+def test_generate_writes_a_report_only_when_asked(capsys, models: list[str], state: Path, tmp_path: Path):
+    base = ("generate", "def f(x):", "--max-tokens", "2", "--json", *models)
+    code, out, _ = call(capsys, *base)
+    assert code == 0
+    assert "report" not in last_json(out)
+    assert not (state / "reports").exists()
+    code, out, _ = call(capsys, *base, "--report")
+    [written] = (state / "reports").iterdir()
+    assert (code, last_json(out)["report"]) == (0, str(written))
+    code, out, _ = call(capsys, *base, *BOUND)
+    bound = json.loads(Path(last_json(out)["report"]).read_text())
+    assert (code, bound["request"]["engine_source"]) == (0, "installed")
+    code, out, _ = call(capsys, *base, f"--report={tmp_path / 'g.json'}")
+    assert (code, last_json(out)["report"]) == (0, str(tmp_path / "g.json"))
+
+
+def test_generation_uses_no_module_of_evaluation(models: list[str]):
+    arguments = ["generate", "--chat", "hi", "--max-tokens", "8", "--json", *models]
+    script = (
+        "import sys\nimport engine.cli.generate\nfrom engine.cli import run\n"
+        f"code = run({arguments!r})\n"
+        "print([name for name in sys.modules if name.startswith('engine.evaluation')], file=sys.stderr)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert last_json(done.stdout)["generated_tokens"] == 8
+
+
 def test_a_report_nobody_named_is_kept_among_the_last_ones(
     capsys, state: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -166,7 +197,7 @@ def test_bad_input_is_one_clear_line_and_code_2(capsys, arguments: list[str], me
 def test_without_the_engine_extra_the_error_says_what_to_install(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "mlx", None)  # as if it were not installed
     monkeypatch.setitem(sys.modules, "mlx.core", None)
-    monkeypatch.delitem(sys.modules, "engine.runtime", raising=False)
+    monkeypatch.delitem(sys.modules, "engine.device", raising=False)
     code, _, err = call(capsys, "probe")
     assert code == 2
     assert "pip install 'kakeya-mac[engine]'" in err

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from engine.drafters.block import BlockDrafter
-from engine.drafters.path import drawn_path, likeliest_path
+from engine.drafters.block import BlockDrafter, drawn_path, likeliest_path
 from engine.errors import DrafterMismatchError
 from engine.networks.dflash import DFlashConfig
 from engine.networks.dflash2 import Candidates, build_network

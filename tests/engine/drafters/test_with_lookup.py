@@ -12,7 +12,7 @@ from engine.draft_length import FixedDraftLength
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import Draft
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.with_lookup import Record, WithLookup
+from engine.drafters.with_lookup import DraftScore, WithLookup
 from engine.sampling import Sampler, Sampling
 from engine.target.model import Target
 from tests.engine import tiny
@@ -103,7 +103,7 @@ def test_where_matches_mislead_the_other_is_asked():
 
 
 def test_a_record_begins_with_a_belief_and_goes_back_to_it():
-    record = Record(2.0)
+    record = DraftScore(2.0)
     assert record.tokens == 3.0
     for _ in range(100):
         record.add(6)

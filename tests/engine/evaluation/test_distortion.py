@@ -9,10 +9,10 @@ import pytest
 
 from engine.cache.codecs.affine import Affine
 from engine.cache.policy import parse_policy
-from engine.cache.stats import Held
+from engine.cache.stats import VisibleRows
 from engine.config import Engine, Options, open_engine
 from engine.errors import GenerationError
-from engine.evaluation.distortion import distortion, examine, held_after
+from engine.evaluation.kv import distortion, examine, held_after
 
 PROMPT = [5 + (7 * index) % 900 for index in range(90)]
 TEXT = [11, 12, 13]
@@ -24,10 +24,10 @@ def engine() -> Engine:
     return open_engine(Options(drafter="none"))
 
 
-def rows(positions: list[int], keys: list[float], values: list[float]) -> Held:
+def rows(positions: list[int], keys: list[float], values: list[float]) -> VisibleRows:
     """One head of one dimension."""
     shaped = [mx.array(numbers)[None, None, :, None] for numbers in (keys, values)]
-    return Held(positions, *shaped)
+    return VisibleRows(positions, *shaped)
 
 
 def test_a_position_that_is_no_longer_held_counts_as_lost():

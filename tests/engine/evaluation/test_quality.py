@@ -10,10 +10,10 @@ import pytest
 
 from bridge.evidence.gate import judge
 from engine.config import Engine, Options, open_engine
+from engine.device import prepare
 from engine.errors import ConfigurationError
 from engine.evaluation.prompts import Prompt, load_prompts
 from engine.evaluation.quality import QualitySwitches, matches_by_set, measure_quality
-from engine.runtime import prepare
 from tests.engine.evaluation.test_measurements import check, quiet
 from tests.engine.evaluation.test_prompts import write
 

@@ -11,13 +11,13 @@ import mlx.core as mx
 import pytest
 
 from bridge.evidence.gate import judge
+from engine.device import prepare
 from engine.errors import ConfigurationError
 from engine.evaluation.parity import Parity, RoundParity
 from engine.evaluation.parity_evidence import ParitySwitches, measure_parity
 from engine.evaluation.prompts import load_prompts
 from engine.evaluation.reference import plain_reference, stored_reference
 from engine.evaluation.target_parity import ROUNDS, compare_target, open_target
-from engine.runtime import prepare
 from engine.target.loading import LoadedTarget
 from engine.target.model import Target
 from tests.engine.cli.parity_cases import DATA, copy

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from engine.evaluation.parity import Case
-from engine.networks.context import SPARE
-from engine.networks.dflash import Context, DFlash, DFlashConfig
+from engine.networks.dflash import SPARE, Context, DFlash, DFlashConfig
 from engine.networks.dflash2 import build_network
 from tests.engine import tiny
 

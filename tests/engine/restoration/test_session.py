@@ -10,8 +10,7 @@ import pytest
 from mlx_lm.models import qwen2
 
 from engine.batch_decode import Request, decode_together
-from engine.cache.policy import NATIVE, parse_policy
-from engine.cache.restored import RestoredKV
+from engine.cache.policy import NATIVE, RestoredKV, parse_policy
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.errors import ModelError

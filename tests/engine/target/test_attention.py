@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from mlx_lm.models import base, llama, qwen3
 
-from engine.cache.codecs.affine import LARGEST, Affine, Rotated
-from engine.cache.codecs.base import CodedRows
+from engine.cache.codecs.affine import Affine, Rotated
+from engine.cache.codecs.base import LARGEST, CodedRows
 from engine.cache.policy import parse_policy
 from engine.errors import ConfigurationError, ModelError
 from engine.target.attention import NAME, CodedAttention, attention, refuse_policy

@@ -14,9 +14,8 @@ from mlx.utils import tree_map
 from mlx_lm.models import qwen2
 from mlx_lm.models.cache import KVCache
 
-from engine.cache.ring import SlidingRing
+from engine.cache.ring import STEP, SlidingRing
 from engine.cache.stats import held
-from engine.cache.traced import STEP
 from engine.cache.transaction import new_caches, resident
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
@@ -267,7 +266,7 @@ def test_an_exception_while_tracing_leaves_caches_and_stage_usable(both: Callabl
         pair.check_caches()
     pair.walk(16)
     pair.close()
-    assert not any("tap_listeners" in type(layer).__dict__ for layer in target.model.layers)
+    assert not any("hidden_state_hooks" in type(layer).__dict__ for layer in target.model.layers)
 
 
 @pytest.mark.slow

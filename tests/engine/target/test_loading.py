@@ -20,8 +20,8 @@ from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.dflash import DFlash, DFlashConfig
 from engine.networks.dflash2 import build_network
 from engine.stops import Stops
+from engine.target.folder import card_of
 from engine.target.loading import LoadedDrafter, load_drafter, load_target
-from engine.target.model_card import card_of
 from tests.engine import families, tiny
 
 

@@ -119,7 +119,7 @@ def test_a_layer_that_does_not_run_or_does_not_exist_is_named():
     with pytest.raises(ModelError, match="layer 1 of the target did not run"):
         forward(target, taps)
     taps.close()
-    assert "tap_listeners" not in type(skipped).__dict__
+    assert "hidden_state_hooks" not in type(skipped).__dict__
 
 
 def test_a_tapped_model_can_be_compiled():
@@ -160,7 +160,7 @@ def test_another_wrapper_around_a_tapped_layer_does_not_keep_its_listener():
     rows = forward(target, taps)
     assert rows.shape == (1, 4, 32)
     taps.close()
-    assert all(not kind.__dict__.get("tap_listeners") for kind in type(layer).__mro__)
+    assert all(not kind.__dict__.get("hidden_state_hooks") for kind in type(layer).__mro__)
     object.__setattr__(layer, "__class__", plain)
 
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.cache.codecs.hadamard import Hadamard
+from engine.cache.codecs.base import Hadamard
 from engine.errors import ConfigurationError
 
 DIMS = (4, 8, 12, 16, 24, 32, 40, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 1024)

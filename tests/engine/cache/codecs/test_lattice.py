@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from engine.cache.codecs.affine import Rotated
-from engine.cache.codecs.hadamard import Hadamard
-from engine.cache.codecs.lattice import LatticeCompat, LatticePacked
-from engine.cache.codecs.lattice_packing import unpack
+from engine.cache.codecs.base import Hadamard
+from engine.cache.codecs.lattice import LatticeCompat, LatticePacked, unpack
 from engine.errors import ConfigurationError
 
 DATA = Path(__file__).parents[3] / "data" / "lattice"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.codecs.lattice_packing import pack, unpack
+from engine.cache.codecs.lattice import pack, unpack
 
 
 @given(st.integers(2, 8), st.booleans(), st.integers(0, 2**31), st.integers(1, 5))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cache.codecs.lattice_points import BLOCK, closest, closest_within
+from engine.cache.codecs.lattice import BLOCK, closest, closest_within
 
 LATTICES = tuple(BLOCK)
 SPREADS = (0.05, 0.6, 1.0, 3.0)

@@ -1,0 +1,384 @@
+"""Text in, text out: a prompt's tokens, its continuation as it comes, and the record of what that cost.
+
+The command line, the server, chat and evaluation use this module; it uses none of them.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from time import perf_counter
+from typing import Any
+
+from mlx_lm.sample_utils import make_logits_processors
+
+from engine.cache.stats import KVUse, kept_positions, kv_use
+from engine.cache.transaction import resident
+from engine.config import Engine
+from engine.decode import Diagnosis, Processor, Round, Step, decode
+from engine.detokenize import TextStream
+from engine.draft_length import DraftLength
+from engine.errors import ConfigurationError, GenerationError, ModelError, PromptError, wrap_errors
+from engine.sampling import Sampler, Sampling
+from engine.session import Session
+from engine.stops import Stops
+from engine.target.loading import LoadedTarget
+
+Messages = Sequence[tuple[str, str]]  # (role, content)
+
+THINKING = ("default", "on", "off")
+# What templates call the switch. A template that knows none of the names ignores them.
+THINKING_NAMES = ("enable_thinking", "thinking")
+
+
+@dataclass(frozen=True)
+class ChatSwitches:
+    """How conversations are put to the model.
+
+    Attributes:
+        chat: texts go through the chat template too, as a user's turn.
+        thinking: ``on`` or ``off`` tells the template; ``default`` leaves it to the template.
+        channel_prefix: text that the model's turn begins with.
+        system: a system turn before the conversation.
+    """
+
+    chat: bool = False
+    thinking: str = "default"
+    channel_prefix: str | None = None
+    system: str | None = None
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a switch does not make sense."""
+        if self.thinking not in THINKING:
+            raise ConfigurationError(f"--thinking {self.thinking!r} is not one of {', '.join(THINKING)}")
+        for name, value in (("--channel-prefix", self.channel_prefix), ("--system", self.system)):
+            if value is not None and not value.strip():
+                raise ConfigurationError(f"{name} must not be empty")
+
+    @property
+    def given(self) -> list[str]:
+        """The switches that say something to the chat template."""
+        said = {
+            "--thinking": self.thinking != "default",
+            "--channel-prefix": self.channel_prefix is not None,
+            "--system": self.system is not None,
+        }
+        return [name for name, given in said.items() if given]
+
+
+def encode(
+    content: str | Messages,
+    tokenizer: Any,
+    vocab_size: int,
+    context: int | None,
+    switches: ChatSwitches | None = None,
+    *,
+    name: str = "prompt",
+) -> list[int]:
+    """Token ids of a text or a conversation, as mlx-lm's `stream_generate` would make them.
+
+    Args:
+        content: a text, or (role, content) pairs for the model's chat template.
+        tokenizer: mlx-lm's wrapper.
+        vocab_size: tokens the model knows.
+        context: positions the model was made for, None if unknown.
+        switches: how conversations are put to the model; as its template does by itself if not given.
+        name: what messages call the prompt.
+
+    Raises:
+        PromptError: it says nothing, is not valid Unicode, does not fit the context, or the chat template is
+            missing or refuses it.
+        ConfigurationError: the chat template ignores a switch.
+        ModelError: the tokenizer does not belong to the model.
+    """
+    texts = [content] if isinstance(content, str) else [text for _, text in content]
+    if not any(text.strip() for text in texts):
+        raise PromptError(f"prompt {name} is empty")
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"prompt {name} is not valid Unicode: {error.reason}") from None
+    tokens = tokens_of(content, tokenizer, switches or ChatSwitches(), name)
+    if not tokens:
+        raise PromptError(f"prompt {name} is empty: the tokenizer makes nothing of it")
+    if max(tokens) >= vocab_size:
+        raise ModelError(f"the tokenizer gives token {max(tokens)}, the model knows {vocab_size}")
+    if context is not None and len(tokens) >= context:
+        raise PromptError(f"prompt {name} has {len(tokens)} tokens; the model's context is {context}")
+    return tokens
+
+
+def tokens_of(content: str | Messages, tokenizer: Any, switches: ChatSwitches, name: str) -> list[int]:
+    """Token ids, through the chat template for conversations and with ``switches.chat``; see `encode`."""
+    if not isinstance(content, str):
+        return chat_tokens(content, tokenizer, switches, name)
+    if switches.chat:
+        return chat_tokens([("user", content)], tokenizer, switches, name)
+    with wrap_errors(lambda reason: PromptError(f"prompt {name} cannot be tokenized: {reason}")):
+        special = tokenizer.bos_token is None or not content.startswith(tokenizer.bos_token)
+        return [int(token) for token in tokenizer.encode(content, add_special_tokens=special)]
+
+
+def chat_tokens(messages: Messages, tokenizer: Any, switches: ChatSwitches, name: str) -> list[int]:
+    """Token ids of a conversation and the beginning of the model's turn; see `encode`.
+
+    A switch that changes nothing is refused, so that no report says a model was told what it was not.
+    """
+    turns = [{"role": role, "content": content} for role, content in messages]
+    told = dict.fromkeys(THINKING_NAMES, switches.thinking == "on") if "--thinking" in switches.given else {}
+
+    def render(turns: list[dict[str, str]], told: dict[str, bool]) -> list[int]:
+        tokens = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, **told)
+        return [int(token) for token in tokens]
+
+    failed = f"prompt {name} does not go through the chat template"
+    with wrap_errors(lambda reason: PromptError(f"{failed}: {reason}")):
+        if told and render(turns, told) == render(turns, {key: not value for key, value in told.items()}):
+            raise ConfigurationError(
+                f"--thinking {switches.thinking}: this model's chat template has no such switch; "
+                "leave it out, or begin the model's turn with --channel-prefix"
+            )
+        if switches.system is not None:
+            if turns[0]["role"] == "system":
+                raise PromptError(f"prompt {name} has a system turn of its own; leave out --system")
+            bare, turns = turns, [{"role": "system", "content": switches.system}, *turns]
+            if render(turns, told) == render(bare, told):
+                raise ConfigurationError("--system: this model's chat template ignores system turns")
+        tokens = render(turns, told)
+        if switches.channel_prefix is not None:
+            tokens += [int(t) for t in tokenizer.encode(switches.channel_prefix, add_special_tokens=False)]
+        return tokens
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen, and what ends the text."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    processors: tuple[Processor, ...] = ()
+    stop_texts: tuple[str, ...] = ()
+    ignore_stops: bool = False  # go on past the model's stop tokens
+    logprobs: int | None = None  # see `engine.decode.decode`
+
+    def stops(self, target: LoadedTarget) -> Stops:
+        """The stop tokens and strings for a target."""
+        return Stops(() if self.ignore_stops else target.stops, self.stop_texts, target.tokenizer)
+
+
+@dataclass(frozen=True)
+class GenerateSwitches:
+    """What the command line can set about one generation; penalties are mlx-lm's, 0 for none."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    top_k: int = 0
+    seed: int | None = None
+    repetition_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a switch does not make sense."""
+        if self.max_tokens < 1:
+            raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if not isfinite(getattr(self, name)):
+                flag = "--" + name.replace("_", "-")
+                raise ConfigurationError(f"{flag} must be a finite number, not {getattr(self, name)}")
+        if self.repetition_penalty and not 0.01 <= self.repetition_penalty <= 100:
+            raise ConfigurationError(
+                f"--repetition-penalty must be 0 or lie in 0.01 to 100, not {self.repetition_penalty}"
+            )
+        if not all(self.stop):
+            raise ConfigurationError("--stop must not be empty")
+        self._sampling.check()
+
+    def options(self) -> SamplingOptions:
+        """The same as the loop takes it."""
+        processors = make_logits_processors(
+            repetition_penalty=self.repetition_penalty or None,
+            presence_penalty=self.presence_penalty or None,
+            frequency_penalty=self.frequency_penalty or None,
+        )
+        return SamplingOptions(self._sampling, tuple(processors), self.stop)
+
+    @property
+    def _sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.min_p, self.top_k, self.seed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one system made of one prompt. Seconds; ``tokens`` includes a final stop token."""
+
+    tokens: list[int]
+    text: str
+    finish: str
+    prefill_s: float  # until the first token is known to the host
+    decode_s: float  # from the first token to the last
+    rounds: list[Round]
+    path: str
+    cache_classes: dict[str, int]
+    resident_bytes: int
+    kv: KVUse | None = None  # of a policy that codes or replaces values
+    kept: int | None = None  # positions, see `kept_positions`
+    restored: int = 0  # positions times layers whose keys and values were injected
+    drafter_forwards: int = 0  # of the drafter's network, counted where it runs
+    drafter_resident_bytes: int = 0  # of its own state: keys and values, or its index of the text
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens after the first, a second; None for a single token."""
+        seconds = round(self.decode_s, 7)
+        return (len(self.tokens) - 1) / seconds if seconds else None
+
+    @property
+    def verify_rounds(self) -> int:
+        """Forwards over a block of at least two tokens."""
+        return sum(record.block > 1 for record in self.rounds)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens emitted a verify round, the target's own included; None without one."""
+        verified = [record.accepted + 1 for record in self.rounds if record.block > 1]
+        return sum(verified) / len(verified) if verified else None
+
+
+@dataclass(frozen=True)
+class TextStep(Step):
+    """A step with the text that became certain with it; the last one has the outcome."""
+
+    text: str = ""
+    outcome: Outcome | None = None
+
+
+def generate(
+    engine: Engine,
+    prompt: Sequence[int],
+    max_tokens: int,
+    options: SamplingOptions | None = None,
+    *,
+    draft_length: DraftLength,
+    text: bool = True,
+) -> Generator[TextStep]:
+    """Continue a prompt with the engine's drafter, if it has one, in a session of its own.
+
+    Args:
+        engine: the models and switches.
+        prompt: token ids.
+        max_tokens: emit at most so many; fewer where the model's context ends.
+        options: how tokens are chosen; greedily and to the model's stop tokens if not given.
+        draft_length: chooses the blocks.
+        text: turn tokens to text as they come; otherwise steps and outcome have none.
+
+    Raises:
+        PromptError: the prompt is empty.
+        ConfigurationError: an option does not make sense.
+    """
+    started = perf_counter()
+    with engine.open_session(draft_length.largest) as session:
+        yield from generate_in_session(
+            engine.target,
+            session,
+            prompt,
+            token_limit(engine.target, len(prompt), max_tokens),
+            options,
+            draft_length=draft_length,
+            prefill_chunk=engine.options.prefill_chunk,
+            diagnosis=replace(engine.diagnosis, stage_times=True),
+            started=started,
+            text=text,
+        )
+
+
+def generate_in_session(
+    target: LoadedTarget,
+    session: Session,
+    prompt: Sequence[int],
+    max_tokens: int,
+    options: SamplingOptions | None = None,
+    *,
+    draft_length: DraftLength,
+    prefill_chunk: int = 2048,
+    diagnosis: Diagnosis | None = None,
+    started: float | None = None,
+    text: bool = True,
+) -> Generator[TextStep]:
+    """Continue a prompt in an open session, which stays open; see `generate`.
+
+    Args:
+        target: the session's.
+        session: keeps what it holds of the prompt.
+        prompt: token ids.
+        max_tokens: emit at most so many.
+        options: see `generate`.
+        draft_length: chooses the blocks.
+        prefill_chunk: prompt positions per forward.
+        diagnosis: see `engine.decode.Diagnosis`.
+        started: when the prefill began, by `perf_counter`; now if not given.
+        text: turn tokens to text as they come.
+    """
+    options = options or SamplingOptions()
+    stops, drafter = options.stops(target), session.drafter
+    forwards_before = drafter.forwards if drafter else 0
+    stream = TextStream(target.tokenizer, stops, prompt) if text else None
+    tokens: list[int] = []
+    rounds: list[Round] = []
+    pieces: list[str] = []
+    started = perf_counter() if started is None else started
+    first = 0.0
+    steps = decode(
+        target.target,
+        drafter,
+        prompt,
+        max_tokens=max_tokens,
+        stops=stops,
+        sampler=None if options.sampling.greedy else Sampler(options.sampling),
+        processors=options.processors,
+        logprobs=options.logprobs,
+        draft_length=draft_length,
+        prefill_chunk=prefill_chunk,
+        session=session,
+        diagnosis=diagnosis,
+    )
+    with closing(steps):
+        for step in steps:
+            last = perf_counter()
+            first = first or last
+            tokens.extend(step.tokens)
+            if step.round is not None:
+                rounds.append(step.round)
+            if stream is not None:
+                pieces.append(stream.add(step.tokens) + (stream.finish() if step.finish else ""))
+            outcome = None
+            if step.finish:
+                classes, nbytes = resident(session.caches)
+                outcome = Outcome(
+                    tokens=tokens,
+                    text="".join(pieces),
+                    finish=step.finish,
+                    prefill_s=first - started,
+                    decode_s=last - first,
+                    rounds=rounds,
+                    path=f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode",
+                    cache_classes=classes,
+                    resident_bytes=nbytes,
+                    kv=kv_use(session.caches),
+                    kept=kept_positions(session.caches),
+                    restored=session.restored,
+                    drafter_forwards=drafter.forwards - forwards_before if drafter else 0,
+                    drafter_resident_bytes=drafter.nbytes if drafter else 0,
+                )
+            piece = pieces[-1] if pieces else ""
+            yield TextStep(step.tokens, step.round, step.finish, step.logprobs, piece, outcome)
+    if outcome is None:
+        raise GenerationError("the text did not come to an end")
+
+
+def token_limit(target: LoadedTarget, prompt_tokens: int, max_tokens: int) -> int:
+    """``max_tokens``, or what the model's context leaves."""
+    return max_tokens if target.context is None else min(max_tokens, target.context - prompt_tokens)

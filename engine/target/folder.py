@@ -1,0 +1,235 @@
+"""A model's folder: its files and its ``config.json``, checked before mlx-lm builds anything from them.
+
+mlx-lm fills in what a configuration does not say, so a missing size turns into a foreign one and shows up
+late, as weights of the wrong shape or not at all. What a family needs is read from mlx-lm's own classes; what
+its published configurations always say besides is listed here.
+"""
+
+import inspect
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes
+
+from engine.errors import ModelError
+from evidence_format import weights
+
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+SHAPES = (*SIZES, "intermediate_size", "num_key_value_heads", "head_dim")  # wrong ones misfit the weights
+# Where mlx-lm would guess one of these for a configuration that is all of text, it must be said, under this
+# name or another. Those within a larger model (``text_config``) leave out what equals the published default.
+NEVER_GUESSED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(SIZES, ()),
+    "rms_norm_eps": (),
+    "query_pre_attn_scalar": (),
+    "sliding_window": (),
+    "sliding_window_pattern": ("layer_types", "_sliding_window_pattern"),
+}
+NESTED_NEEDS = ("hidden_size", "num_hidden_layers")
+LARGEST_SIZE = 2**31  # positions and sizes are 32-bit numbers
+PACKED = ("weight", "scales", "biases", "global_scale")  # arrays a packed matrix is stored in
+
+
+def require_folder(folder: Path) -> None:
+    """Raise ModelError for a path that is not a readable folder."""
+    try:
+        if not folder.is_dir():
+            kind = "is a file, not a folder" if folder.is_file() else "is not a folder"
+            raise ModelError(f"{folder} {kind}; give the path of a model's folder on this machine")
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
+
+
+def require_file(path: Path) -> None:
+    """Raise ModelError for a pipe or a device, which might never end."""
+    if weights.is_special(path):
+        raise ModelError(f"{path} is not a file")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The ``model*.safetensors`` files of a model folder; ModelError where any is missing or broken."""
+    require_folder(folder)
+    if found := weights.weight_faults(folder):
+        raise ModelError(found[0])
+    return weights.weight_files(folder)
+
+
+def tensor_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors in files that `weight_files` has checked, by name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    return shapes
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ModelError where there is none."""
+    try:
+        return weights.read_json(path)
+    except weights.Broken as error:
+        raise ModelError(str(error)) from None
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that describes the language model: ``text_config`` where there is one."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def check_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a configuration mlx-lm has no model for, or that leaves sizes to be guessed.
+
+    Args:
+        path: the file, for the message.
+        config: what it holds.
+
+    Raises:
+        ModelError: ``model_type`` is missing or unknown, fields are missing (all are named), or a size is no
+            positive whole number.
+    """
+    if config.get("model_type") is None:
+        raise ModelError(f"{path}: model_type is missing")
+    arguments = _arguments(path, config)
+    if "text_config" in config and not isinstance(config["text_config"], dict):
+        raise ModelError(f"{path}: text_config is {config['text_config']!r}, not an object")
+    text = text_part(config)
+    flat = text is config
+    known = config if flat else {**config, **text}
+    needs = [*NESTED_NEEDS, *_needs(arguments, flat=flat)]
+    layer_types = text.get("layer_types")
+    if flat and isinstance(layer_types, list) and "sliding_attention" in layer_types:
+        needs.append("sliding_window")
+    missing = [
+        name
+        for name in dict.fromkeys(needs)
+        if all(known.get(other) is None for other in (name, *NEVER_GUESSED.get(name, ())))
+    ]
+    if missing:
+        raise ModelError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    for name in (*SIZES, "max_position_embeddings", "sliding_window"):
+        value = known.get(name)
+        if value is not None and (type(value) is not int or not 1 <= value < LARGEST_SIZE):
+            raise ModelError(f"{path}: {name} must be a positive whole number, not {value!r}")
+
+
+def check_depth(path: Path, config: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise ModelError for a configuration with more layers than the weights have, before all are built."""
+    found = {match[1] for name in names if (match := re.search(r"(?:^|\.)layers\.(\d+)\.", name))}
+    layers = text_part(config).get("num_hidden_layers")
+    if found and isinstance(layers, int | float) and layers > len(found):
+        raise ModelError(f"{path}: num_hidden_layers is {layers}, the weights hold {len(found)} layers")
+
+
+def context_length(config: Mapping[str, Any]) -> int | None:
+    """Positions the model was made for, None where the configuration does not say."""
+    positions = text_part(config).get("max_position_embeddings", config.get("max_position_embeddings"))
+    return None if positions is None else int(positions)
+
+
+def build_unloaded(config: Mapping[str, Any]) -> Any:
+    """The model a configuration describes, its weights random and not computed."""
+    model, arguments = _get_classes(dict(config))
+    return model(arguments.from_dict(deepcopy(dict(config))))
+
+
+def _needs(arguments: Any, *, flat: bool) -> list[str]:
+    """Fields mlx-lm's class has no value for; of a flat configuration also those it would guess."""
+    needs = []
+    for name, parameter in inspect.signature(arguments).parameters.items():
+        required = parameter.default is inspect.Parameter.empty
+        guessed = flat and parameter.default is not None and name in NEVER_GUESSED
+        if name == "text_config" and "from_dict" in vars(arguments):
+            continue  # the class also reads configurations that are all of text
+        if required or guessed:
+            needs.append(name)
+    return needs
+
+
+def _arguments(path: Path, config: Mapping[str, Any]) -> Any:
+    """The class mlx-lm reads a configuration of this model_type into."""
+    try:
+        return _get_classes(dict(config))[1]
+    except (ValueError, AttributeError, TypeError, ImportError):
+        raise ModelError(
+            f"{path}: model_type {config['model_type']!r} is not supported: "
+            f"mlx-lm {version('mlx-lm')} has no such model; give one of a family it has, "
+            "such as llama, qwen3, gemma3 or gpt_oss"
+        ) from None
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """One cache as the model makes it for itself.
+
+    Attributes:
+        kind: ``full``, ``sliding``, or ``other`` for a cache that keeps no keys and values by position.
+        values: numbers kept a position, keys and values of all KV heads together; 0 for ``other``.
+        window: positions a ``sliding`` layer sees, else None.
+    """
+
+    kind: str
+    values: int
+    window: int | None
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a report says about a model.
+
+    Attributes:
+        id: a name for people.
+        weights_sha256: digest of the weight files.
+        dtype: the floating type most parameters are in; of packed ones, that of their scales.
+        quantization: how packed matrices are packed, the commonest first; None where none is.
+        parameters: their number as if nothing were packed, all experts counted, tied tables once.
+        vocab_size: tokens a target knows; None for other models.
+        largest_block: the longest block a drafter may be asked for; None for other models.
+        cache_layers: a target's caches, in the order of its layers; None for other models.
+    """
+
+    id: str
+    weights_sha256: str
+    dtype: str
+    quantization: str | None
+    parameters: int
+    vocab_size: int | None = None
+    largest_block: int | None = None
+    cache_layers: tuple[CacheLayer, ...] | None = None
+
+
+def card_of(path: Path, files: list[Path], model: Any) -> ModelCard:
+    """The card of a model as it is in memory, loaded from ``files`` of the folder ``path``."""
+    types: Counter[str] = Counter()
+    total = 0
+    for value in dict(tree_flatten(model.parameters())).values():
+        total += value.size
+        if mx.issubdtype(value.dtype, mx.floating):
+            types[str(value.dtype).removeprefix("mlx.core.")] += value.size
+    packings: Counter[str] = Counter()
+    for module in model.modules():
+        if "scales" in module and hasattr(module, "bits"):
+            values = module.weight.size * 32 // module.bits
+            packings[f"{module.mode} {module.bits}-bit group {module.group_size}"] += values
+            stored = [module.get(name) for name in PACKED]
+            total += values - sum(array.size for array in stored if array is not None)
+    packing = ", ".join(name for name, _ in packings.most_common()) or None
+    dtype = types.most_common(1)[0][0] if types else "none"
+    return ModelCard(identity(path), weights.digest(files), dtype, packing, int(total))
+
+
+def identity(path: Path) -> str:
+    """A name for the report: where the model is inside this package, else its folder's name."""
+    resolved = path.resolve()
+    package = Path(__file__).resolve().parents[2]
+    return str(resolved.relative_to(package)) if resolved.is_relative_to(package) else resolved.name
