@@ -104,7 +104,7 @@ def article_document() -> dict[str, Any]:
         "constants": ARTICLE,
         "measured": False,
         "left_out": [
-            "rows kept free for positions that may be removed again",
+            "rows kept free for positions that may be taken back",
             "the steps by which buffers grow",
             "the drafter's own state",
             "activations, and what the allocator holds",
