@@ -69,14 +69,14 @@ def server(as_json: bool, report_path: Path | None, **values: Any) -> None:
     from engine.evaluation.server_switches import ServerSwitches
     from engine.evaluation.templates import ChatSwitches
     from engine.registry import Places
-    from engine.server.serve import finder
+    from engine.server.serve import model_finder
 
     offer = _offer(values)
     chat = ChatSwitches(chat=values.pop("chat"), thinking=values.pop("thinking"))
     switches = ServerSwitches(**values, chat=chat)
     switches.check()
     prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
-    find = finder(Places.of_machine(), download=False)
+    find = model_finder(Places.of_machine(), download=False)
     logging.getLogger("kakeya.requests").setLevel(logging.WARNING)
     try:
         with shown_progress() as progress:
