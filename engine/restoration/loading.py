@@ -99,7 +99,7 @@ def load_learned(
 
 
 def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[DrafterFeatures, ModelCard]:
-    """The features of a folder's DFlash drafter, and its card; ModelError if it holds none for this target."""
+    """The features of a folder's DFlash drafter, and its card; ModelError if it holds none for the target."""
     loaded = load_drafter(folder, target, dtype)
     if not isinstance(loaded.drafter, BlockDrafter) or loaded.card is None:
         raise ModelError(f"{folder} holds no DFlash drafter")
