@@ -35,7 +35,7 @@ from engine.drafters.base import refuse_mismatch
 from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import KINDS, WITH_LOOKUP, kind_of, split_policy
+from engine.drafters.registry import KINDS, WITH_LOOKUP, kind_of, refuse_drafter_policy, split_policy
 from engine.errors import ConfigurationError, InputError, ModelError
 from engine.networks.dflash import Context
 from engine.networks.dflash2 import build_network
@@ -78,7 +78,7 @@ ARTICLE_ROWS = ((8, 8192), (8, 32768), (8, 131072), (64, 131072), (64, 1048576))
 
 EVERY = "all"
 POLICIES = (
-    "native", "sliding-bounded", "full-kv", "sink-window", "affine", "rotated", "lattice", "lattice-packed",
+    "native", "full-kv", "sliding-bounded", "sink-window", "affine", "rotated", "lattice", "lattice-packed",
     "restored:exact",
 )  # fmt: skip
 LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30
@@ -484,6 +484,8 @@ def open_unloaded_drafter(
                 f"--drafter {spec!r} is neither a folder on this machine nor one of {known}"
             )
         kind, argument = kind_of(Path(spec)), spec
+    if kind in (PromptLookup.name, MaskedDiffusion.name):
+        refuse_drafter_policy(policy, kind)
     if kind == PromptLookup.name:
         return _prompt_lookup(argument)
     if not argument:
@@ -517,7 +519,7 @@ def _dflash(folder: Path, target: Unloaded, dtype: str | None, policy: KVPolicy)
     network = opened(folder, "config.json", lambda: build_network(DFlashConfig.from_dict(raw)))
     _pack(folder / "config.json", network, raw.get("quantization"))
     _cast(network, _stored(folder, dtype))
-    BlockDrafter(network).bind(target.target)
+    BlockDrafter(network, policy).bind(target.target)
     config, hidden_states = network.config, DTYPES[target.dtype]
     width = len(config.target_layer_ids) * config.hidden_size
 
@@ -542,6 +544,7 @@ def _dflash(folder: Path, target: Unloaded, dtype: str | None, policy: KVPolicy)
 def _autoregressive(folder: Path, target: Unloaded, dtype: str | None, policy: KVPolicy) -> UnloadedDrafter:
     small = open_unloaded(folder, dtype)
     refuse_mismatch("vocabulary", small.target.vocab_size, target.target.vocab_size)
+    refuse_policy(small.target.model, policy, "--drafter-kv")
     model, size = small.target.model, Autoregressive(small.target).block_size
 
     def state(observed: Sequence[int], block: int) -> int:

@@ -32,7 +32,7 @@ from engine.cache.transaction import members_of, new_caches
 from engine.config import Options, parse_block
 from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import KINDS, WITH_LOOKUP, kind_of
+from engine.drafters.registry import KINDS, WITH_LOOKUP, kind_of, split_policy
 from engine.errors import (
     ConfigurationError,
     DrafterMismatchError,
@@ -67,6 +67,7 @@ FETCHED = (
 # Name, policy, description. Restored policies have no channel: they need a projector, and bound nothing.
 _BUILT_IN = """
 native               native                 all that the model can see, as it is
+full-kv              full-kv                sliding layers keep all positions, to go on from any of them
 sliding-bounded-16   sliding-bounded:0,16   sliding layers keep 16 positions; full layers all
 sliding-bounded-512  sliding-bounded:0,512  sliding layers keep 512 positions; full layers all
 sink-window-256      sink-window:4,256      the first 4 and the last 256 positions; the rest is forgotten
@@ -655,7 +656,7 @@ def drafter_facts(spec: str) -> DrafterFacts | None:
         ModelError: its folder or configuration cannot be used.
         ConfigurationError: the settings behind its folder make no sense.
     """
-    spec = spec.removeprefix(WITH_LOOKUP)
+    spec = split_policy(spec)[0].removeprefix(WITH_LOOKUP)
     kind, _, argument = spec.partition(":")
     if kind == PromptLookup.name:
         return None

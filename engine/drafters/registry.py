@@ -123,7 +123,8 @@ def kind_of(folder: Path) -> str:
     )
 
 
-def _refuse_policy(policy: KVPolicy, kind: str) -> None:
+def refuse_drafter_policy(policy: KVPolicy, kind: str) -> None:
+    """Raise ConfigurationError for a policy of a kind of drafter that keeps no keys and values."""
     if policy.kind != NATIVE.kind:
         raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps no keys and values; leave it out")
 
@@ -134,7 +135,7 @@ def _open_prompt_lookup(
     dtype: str | None,  # noqa: ARG001 - there is no network
     policy: KVPolicy,
 ) -> LoadedDrafter:
-    _refuse_policy(policy, PromptLookup.name)
+    refuse_drafter_policy(policy, PromptLookup.name)
     if not re.fullmatch("[0-9]{1,9}", argument):
         raise ConfigurationError(
             f"--drafter prompt-lookup:{argument}: the shortest match must be a number of tokens, as in "
@@ -171,7 +172,7 @@ def _open_autoregressive(
 def _open_masked_diffusion(
     argument: str, target: LoadedTarget, dtype: str | None, policy: KVPolicy
 ) -> LoadedDrafter:
-    _refuse_policy(policy, MaskedDiffusion.name)
+    refuse_drafter_policy(policy, MaskedDiffusion.name)
     (folder, asked), wanted = split_spec(argument), dtype_of(dtype)
     files = weight_files(folder)
     config = read_json(folder / "config.json")

@@ -21,6 +21,7 @@ from tests.engine.memory.measured import run_alone, run_together, target_of
 
 POLICIES = (
     "native",
+    "full-kv",
     "sliding-bounded:1,4",
     "full-kv",
     "sink-window:3,20",
@@ -60,7 +61,7 @@ def test_one_sequence_holds_what_was_predicted(policy, context):
 
 
 @pytest.mark.sampled(12, 1)
-@pytest.mark.parametrize("policy", ["native", "affine:4,64", "sink-window:3,20"])
+@pytest.mark.parametrize("policy", ["native", "full-kv", "affine:4,64", "sink-window:3,20"])
 @pytest.mark.parametrize("chunk", [100, 5, 256])
 def test_chunks_of_a_prompt_are_those_of_the_run(policy, chunk):
     for context in (252, 513):

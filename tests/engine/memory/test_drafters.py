@@ -37,8 +37,6 @@ def places(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
         "masked-diffusion": str(save_diffusion(root / "diffusion")),
         "packed": str(save_diffusion(root / "packed", quantized=True)),
         "both": f"prompt-lookup+{folders[1]}",
-        "windowed": f"{folders[1]}?kv=sink-window:4,64",
-        "windowed model": f"autoregressive:{tiny.save_target(root / 'other', 'qwen3')}?kv=sink-window:4,64",
     }
 
 
@@ -80,10 +78,7 @@ def test_every_kind_of_drafter_can_be_predicted(places):
 
 
 @pytest.mark.sampled(5, 1)
-@pytest.mark.parametrize(
-    "kind",
-    ["dflash", "prompt-lookup", "autoregressive", "masked-diffusion", "both", "windowed", "windowed model"],
-)
+@pytest.mark.parametrize("kind", ["dflash", "prompt-lookup", "autoregressive", "masked-diffusion", "both"])
 @pytest.mark.parametrize("chunk", [2048, 300, 40])
 def test_states_are_those_of_a_drafter_at_work(places, loaded, unloaded, kind, chunk):
     drafter = open_drafter(places[kind], loaded).drafter
@@ -92,6 +87,30 @@ def test_states_are_those_of_a_drafter_at_work(places, loaded, unloaded, kind, c
     for context in CONTEXTS:
         observed = [*chunks_of(NATIVE, RunLengths(context, prefill_chunk=chunk)), 1]
         assert predicted.state(observed, BLOCK) == at_work(drafter, loaded, observed), context
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("policy", ["sink-window:3,40", "sink-window:0,100", "affine:4,32", "rotated:8,64"])
+@pytest.mark.parametrize("kind", ["dflash", "autoregressive"])
+def test_states_under_a_policy_are_those_of_a_drafter_at_work(loaded, unloaded, tmp_path, kind, policy):
+    if kind == "dflash":
+        folder = tiny.save_drafter(tmp_path / "wide", head_dim=32)
+    else:
+        folder = tiny.save_target(tmp_path / "small", "llama", head_dim=32)
+    spec = f"{kind}:{folder}?kv={policy}"
+    drafter, predicted = open_drafter(spec, loaded).drafter, open_unloaded_drafter(spec, unloaded)
+    for chunk in (2048, 40):
+        for context in CONTEXTS:
+            observed = [*chunks_of(NATIVE, RunLengths(context, prefill_chunk=chunk)), 1]
+            assert predicted.state(observed, BLOCK) == at_work(drafter, loaded, observed), (chunk, context)
+
+
+@pytest.mark.parametrize(
+    "spec", ["prompt-lookup:2?kv=affine", "prompt-lookup:2?kv=window", "dflash:x?kv=full-kv"]
+)
+def test_a_policy_that_cannot_be_is_refused(unloaded, spec):
+    with pytest.raises(InputError, match="--drafter-kv"):
+        open_unloaded_drafter(spec, unloaded)
 
 
 def test_sliding_layers_of_a_drafter_are_predicted_too(loaded, unloaded, tmp_path):
