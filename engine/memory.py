@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
-from mlx.utils import tree_flatten, tree_map_with_path
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache
 from mlx_lm.utils import load_model
 
@@ -35,7 +35,7 @@ from engine.drafters.base import refuse_mismatch
 from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import KINDS, WITH_LOOKUP, kind_of, refuse_drafter_policy, split_policy
+from engine.drafters.registry import WITH_LOOKUP, refuse_drafter_policy, resolve_spec, split_policy
 from engine.errors import ConfigurationError, InputError, ModelError
 from engine.networks.dflash import Context
 from engine.networks.dflash2 import build_network
@@ -56,7 +56,7 @@ from engine.target.folder import (
     text_part,
     weight_files,
 )
-from engine.target.loading import DTYPES, dtype_of, opened
+from engine.target.loading import DTYPES, cast_weights, dtype_of, opened
 from engine.target.model import Target
 from engine.target.quantize import check_packing, quantize_target
 
@@ -174,7 +174,7 @@ def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = N
         quantize_target(model, quantize)
     name, source = _dtype_name(dtype, model if files else None, config)
     if dtype_of(dtype) is not None or not files:
-        _cast(model, DTYPES[name])
+        cast_weights(model, DTYPES[name])
     opened(path, "config.json", lambda: written_by(model), verb="run")
     weights = _nbytes(model, {} if files else config)
     where = "the headers of its files" if files else "config.json"
@@ -214,16 +214,6 @@ def _pack(file: Path, module: nn.Module, quantization: Mapping[str, Any] | None)
 
     group, bits = quantization["group_size"], quantization["bits"]
     nn.quantize(module, group, bits, mode=quantization.get("mode", "affine"), class_predicate=packing)
-
-
-def _cast(model: Any, dtype: mx.Dtype) -> None:
-    """Turn floating parameters into a type as `engine.target.loading` does."""
-    may_change: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _: True)
-
-    def changed(name: str, value: mx.array) -> mx.array:
-        return value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) and may_change(name) else value
-
-    model.update(tree_map_with_path(changed, model.parameters()))
 
 
 def _nbytes(model: Any, config: Mapping[str, Any]) -> int:
@@ -474,51 +464,39 @@ def open_unloaded_drafter(
     if spec.startswith(WITH_LOOKUP):
         if not (rest := spec.removeprefix(WITH_LOOKUP)):
             raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
-        inner, lookups = open_unloaded_drafter(rest, target, dtype, policy), _prompt_lookup("")
+        inner, lookups = (
+            open_unloaded_drafter(rest, target, dtype, policy),
+            _prompt_lookup(str(PromptLookup.default_shortest)),
+        )
         return inner._replace(state=lambda *run: inner.state(*run) + lookups.state(*run))
-    kind, _, argument = spec.partition(":")
-    if kind not in KINDS:
-        if "/" not in spec and not Path(spec).exists():
-            known = ", ".join(KINDS)
-            raise ConfigurationError(
-                f"--drafter {spec!r} is neither a folder on this machine nor one of {known}"
-            )
-        kind, argument = kind_of(Path(spec)), spec
+    kind, argument = resolve_spec(spec)
     if kind in (PromptLookup.name, MaskedDiffusion.name):
         refuse_drafter_policy(policy, kind)
-    if kind == PromptLookup.name:
-        return _prompt_lookup(argument)
-    if not argument:
-        raise ConfigurationError(f"--drafter {spec} lacks its folder; give {kind}:FOLDER")
-    folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
-    if (found := kind_of(folder)) != kind:
-        raise ConfigurationError(f"--drafter {spec}: the folder holds a drafter of the kind {found}")
-    if kind == MaskedDiffusion.name:
+        if kind == PromptLookup.name:
+            return _prompt_lookup(argument)
         return _masked_diffusion(argument, target, dtype)
-    if kind == Autoregressive.name:
-        return _autoregressive(folder, target, dtype, policy)
-    return _dflash(folder, target, dtype, policy)
+    opener = _autoregressive if kind == Autoregressive.name else _dflash
+    return opener(Path(argument), target, dtype, policy)
 
 
-def _prompt_lookup(argument: str) -> UnloadedDrafter:
-    if argument and not (argument.isascii() and argument.isdigit()):
-        raise ConfigurationError(f"--drafter prompt-lookup:{argument}: the shortest match must be a number")
-    shortest = int(argument or PromptLookup.default_shortest)
+def _prompt_lookup(shortest: str) -> UnloadedDrafter:
+    if not (shortest.isascii() and shortest.isdigit()):
+        raise ConfigurationError(f"--drafter prompt-lookup:{shortest}: the shortest match must be a number")
 
     def state(observed: Sequence[int], _: int) -> int:
-        lookup = PromptLookup(shortest)
+        lookup = PromptLookup(int(shortest))
         for count in observed:  # the size of its tables does not depend on the tokens
             lookup.observe([0] * count, None)
         return lookup.nbytes
 
-    return UnloadedDrafter(PromptLookup(shortest).block_size, 0, state)
+    return UnloadedDrafter(PromptLookup(int(shortest)).block_size, 0, state)
 
 
 def _dflash(folder: Path, target: Unloaded, dtype: str | None, policy: KVPolicy) -> UnloadedDrafter:
     raw = read_json(folder / "config.json")
     network = opened(folder, "config.json", lambda: build_network(DFlashConfig.from_dict(raw)))
     _pack(folder / "config.json", network, raw.get("quantization"))
-    _cast(network, _stored(folder, dtype))
+    cast_weights(network, _stored(folder, dtype))
     BlockDrafter(network, policy).bind(target.target)
     config, hidden_states = network.config, DTYPES[target.dtype]
     width = len(config.target_layer_ids) * config.hidden_size
@@ -577,7 +555,7 @@ def _masked_diffusion(argument: str, target: Unloaded, dtype: str | None) -> Unl
 
     network = opened(folder, "config.json", built)
     _pack(folder / "config.json", network, config.get("quantization"))
-    _cast(network, _stored(folder, dtype))
+    cast_weights(network, _stored(folder, dtype))
     drafter = MaskedDiffusion(network, mask, **settings)
     drafter.bind(target.target)
 

@@ -32,7 +32,7 @@ from engine.cache.transaction import members_of, new_caches
 from engine.config import Options, parse_block
 from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import KINDS, WITH_LOOKUP, kind_of, split_policy
+from engine.drafters.registry import WITH_LOOKUP, resolve_spec, split_policy
 from engine.errors import (
     ConfigurationError,
     DrafterMismatchError,
@@ -656,13 +656,11 @@ def drafter_facts(spec: str) -> DrafterFacts | None:
         ModelError: its folder or configuration cannot be used.
         ConfigurationError: the settings behind its folder make no sense.
     """
-    spec = split_policy(spec)[0].removeprefix(WITH_LOOKUP)
-    kind, _, argument = spec.partition(":")
+    kind, argument = resolve_spec(split_policy(spec)[0].removeprefix(WITH_LOOKUP))
     if kind == PromptLookup.name:
         return None
-    argument = argument if kind in KINDS else spec
     folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
-    kind, config = kind_of(folder), read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if kind not in ("dflash", "dflash2"):
         size = text_part(config).get("vocab_size")
         return DrafterFacts(vocab_size=size if type(size) is int else None)

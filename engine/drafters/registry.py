@@ -91,6 +91,12 @@ def open_drafter(
             raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
         inner = open_drafter(rest, target, dtype, policy)
         return LoadedDrafter(WithLookup(inner.drafter), inner.card, inner.settings)
+    kind, argument = resolve_spec(spec)
+    return KINDS[kind].open(argument, target, dtype, policy)
+
+
+def resolve_spec(spec: str) -> tuple[str, str]:
+    """The kind of drafter that a text without look-ups and policy names, and the text for its opener."""
     kind, colon, argument = spec.partition(":")
     if kind not in KINDS:
         if "/" not in spec and not Path(spec).exists():
@@ -98,16 +104,15 @@ def open_drafter(
                 f"--drafter {spec!r} is neither a folder on this machine nor one of {', '.join(KINDS)}; "
                 "give a folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
             )
-        return KINDS[kind_of(Path(spec))].open(spec, target, dtype, policy)
+        return kind_of(Path(spec)), spec
     if kind == PromptLookup.name:
-        shortest = argument if colon else str(PromptLookup.default_shortest)
-        return KINDS[kind].open(shortest, target, dtype, policy)
+        return kind, argument if colon else str(PromptLookup.default_shortest)
     if not argument:
         raise ConfigurationError(f"--drafter {spec} lacks its folder; give {kind}:FOLDER")
     folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
     if (found := kind_of(folder)) != kind:
         raise ConfigurationError(f"--drafter {spec}: the folder holds a drafter of the kind {found}")
-    return KINDS[kind].open(argument, target, dtype, policy)
+    return kind, argument
 
 
 def kind_of(folder: Path) -> str:
