@@ -17,7 +17,7 @@ from pathlib import Path
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
-from engine.external_engines.engine import ExternalEngine, open_guest
+from engine.external_engines.engine import ExternalEngine, open_external_engine
 from engine.grammar import Vocabulary
 from engine.registry import Located, ModelEntry
 from engine.server.schema import FieldError
@@ -148,7 +148,7 @@ class LoadedModel:
         if entry.engine is not None:
             spec = (located.drafter or "").removeprefix(WITH_LOOKUP)  # its look-ups are ours alone
             folder = Path(spec) if spec else None
-            return cls(located, target, open_guest(entry.engine, target, folder))
+            return cls(located, target, open_external_engine(entry.engine, target, folder))
         model = cls(located, target)
         model.drafter("default")
         return model
