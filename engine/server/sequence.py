@@ -174,7 +174,7 @@ def check_external_request(engine: ExternalEngine, request: DecodeRequest) -> No
     } | dict.fromkeys(request.penalties, True)
     for name, given in asked.items():
         if given:
-            raise UnsupportedError(name, f"{name} is not supported with the engine {engine.engine.name}")
+            raise UnsupportedError(name, f"{name} is not supported with the engine {engine.name}")
     engine.refuse(request.channel.policy)
 
 
@@ -211,7 +211,7 @@ def decode_externally(
             if finish:
                 break
     if finish is None:
-        raise GenerationError(f"the engine {engine.engine.name} stopped before the text came to an end")
+        raise GenerationError(f"the engine {engine.name} stopped before the text came to an end")
     classes, nbytes = resident(caches)
     outcome = Outcome(
         tokens=tokens,
@@ -220,7 +220,7 @@ def decode_externally(
         prefill_s=first - started,
         decode_s=perf_counter() - first,
         rounds=[],
-        path=f"external:{engine.engine.name}",
+        path=f"external:{engine.name}",
         cache_classes=classes,
         resident_bytes=nbytes,
     )
@@ -228,7 +228,7 @@ def decode_externally(
         outcome=outcome,
         drafter=None,
         block=None,
-        why_off=f"the engine {engine.engine.name} decodes this model",
+        why_off=f"the engine {engine.name} decodes this model",
         queue_s=started - submitted,
         cache_strategy=engine.strategy_for(policy),
     )
