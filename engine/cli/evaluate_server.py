@@ -67,7 +67,7 @@ def server(as_json: bool, report_path: Path | None, **values: Any) -> None:
     from engine.evaluation.quality import matches_by_set
     from engine.evaluation.server import ChecksFailed, measure_server
     from engine.evaluation.server_switches import ServerSwitches
-    from engine.evaluation.templates import ChatSwitches
+    from engine.generate import ChatSwitches
     from engine.registry import Places
     from engine.server.serve import model_finder
 
@@ -92,7 +92,7 @@ def server(as_json: bool, report_path: Path | None, **values: Any) -> None:
     checks: dict[str, str | None] = dict.fromkeys(report.document["configuration"]["checks"].split())
     if not as_json:
         checks_table(checks)
-        quality_table(report.document, sets)
+        quality_table(report.document)
     more = {"checks": checks, "identical_by_set": sets, "report": str(stored)}
     click.echo(json.dumps(figures(report.document) | more))
 

@@ -6,14 +6,13 @@ from typing import Any
 
 from engine.device import Runtime
 from engine.errors import ConfigurationError
-from engine.evaluation.environment import describe, target_card
+from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.golden import compare_all
-from engine.evaluation.interleave import Progress
+from engine.evaluation.measure import Progress
 from engine.evaluation.parity import DIFFERENCES, Parity, finite
 from engine.evaluation.prompts import load_prompts
 from engine.evaluation.reference import plain_reference, stored_reference
 from engine.evaluation.report import Report, now
-from engine.evaluation.system_load import StrainWatch
 from engine.evaluation.target_parity import compare_target, open_target
 from engine.target.folder import ModelCard
 from evidence_format.model import ReportRequest
@@ -67,7 +66,7 @@ def measure_parity(
         PromptError: a prompt cannot be used.
     """
     switches.check()
-    started, watch = now(), StrainWatch()
+    started, watch = now(), LoadWatch()
     models: dict[str, ModelCard] = {}
     if switches.golden is not None:
         parity = compare_all(switches.golden, switches.tolerance, dtype=switches.dtype or "float32")

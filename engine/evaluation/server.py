@@ -13,26 +13,27 @@ from engine.cache.policy import NATIVE
 from engine.config import Engine, parse_block
 from engine.device import Runtime
 from engine.errors import ConfigurationError, EngineError, PromptError
-from engine.evaluation.arms import PLAIN_LOOP, Outcome, plain
-from engine.evaluation.environment import describe
+from engine.evaluation.arms import PLAIN_LOOP, plain
+from engine.evaluation.environment import LoadWatch, describe
 from engine.evaluation.http import Client, ServerFault
-from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
+from engine.evaluation.measure import (
+    ArmRun,
+    Progress,
+    configuration,
+    encode_all,
+    measure,
+    models,
+    our_arm,
+    scored_rows,
+)
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.question import Question, outcome, question, whole
 from engine.evaluation.report import Arm, Report, now
+from engine.evaluation.rounding import compare_with_plain
 from engine.evaluation.served import served
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
 from engine.evaluation.server_switches import Offer, ServerSwitches
-from engine.evaluation.system_load import StrainWatch
-from engine.evaluation.throughput import (
-    configuration,
-    encode_all,
-    find_divergences,
-    measure_rounding,
-    models,
-    our_arm,
-)
-from engine.generate import THINKING_NAMES, ChatSwitches
+from engine.generate import THINKING_NAMES, ChatSwitches, Outcome
 from engine.registry import Channel, ModelEntry
 from engine.server.scheduler import ModelFinder
 from engine.server.sessions import LoadedModel
@@ -114,7 +115,7 @@ def measure_server(
         PromptError: a prompt does not fit the model.
     """
     switches.check()
-    started, watch, shared = now(), StrainWatch(), _Shared(find)
+    started, watch, shared = now(), LoadWatch(), _Shared(find)
     shown = _Shown(progress, CHECKS + 2 * len(prompts))
     progress(0, CHECKS + 2 * len(prompts), "loading", offer.entry.name)
     with served(offer.registry, switches.serving, shared.find, transport=switches.transport) as client:
@@ -126,7 +127,7 @@ def measure_server(
         checks = _made({**DOORS, **ANSWERS}, _asked_for_little(examinee, switches), shown)
         arms = [Arm(PLAIN, "baseline", PLAIN_LOOP), our_arm(engine, SERVER)]
         plain(engine.target, encoded[0], SHORT, switches.prefill_chunk)  # untimed
-        course = run_interleaved(
+        course = measure(
             _lanes(arms, engine, examinee, prompts, encoded),
             progress=lambda _, __, phase, detail: shown.step(phase, detail),
         )
@@ -134,7 +135,6 @@ def measure_server(
         keeping = replace(_asked_for_little(examinee, switches), client=client)
         checks |= _made(KEEPING, keeping, shown)
     shown.last("checking", "rounding and divergences")
-    divergences = find_divergences(engine, encoded, *arms)
     pair = {"arm": SERVER, "baseline": PLAIN}
     settings = configuration(engine, runtime, "eval server", switches) | {
         "model_id": offer.model_id,
@@ -150,9 +150,8 @@ def measure_server(
         configuration=settings,
         arms=arms,
         order=course.order,
-        rounding=measure_rounding(engine, encoded, arms, {found["prompt_id"] for found in divergences}),
-        divergences=divergences,
         request=request,
+        **compare_with_plain(engine, encoded, arms),
     )
 
 
@@ -246,7 +245,7 @@ def _lanes(
     examinee: Examinee,
     prompts: Sequence[Prompt],
     encoded: Sequence[list[int]],
-) -> list[Lane]:
+) -> list[ArmRun]:
     """The plain loop in this thread, and the server over HTTP."""
     by_tokens = {tuple(asked.tokens): asked for asked in examinee.questions}
 
@@ -264,7 +263,7 @@ def _lanes(
     row = scored_rows(engine.target.tokenizer)
     ways = (plainly, over_http)
     return [
-        Lane(arm, prompts, encoded, partial(_run, way, by_tokens), row, f"decoding by {arm.name}")
+        ArmRun(arm, prompts, encoded, partial(_run, way, by_tokens), row, f"decoding by {arm.name}")
         for arm, way in zip(arms, ways, strict=True)
     ]
 

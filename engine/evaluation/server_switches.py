@@ -6,7 +6,7 @@ from typing import Any
 from engine.config import parse_block
 from engine.errors import ConfigurationError
 from engine.evaluation.server_checks import LONG
-from engine.evaluation.templates import ChatSwitches
+from engine.generate import ChatSwitches
 from engine.registry import Channel, ModelEntry, Registry
 from engine.server.scheduler import SchedulerLimits
 from engine.server.serve import ServerSettings

@@ -15,11 +15,12 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.device import fit_threads, read_float
 from engine.errors import ConfigurationError
-from engine.evaluation.arms import plain_steps, room
-from engine.evaluation.interleave import Progress
+from engine.evaluation.arms import plain_steps
+from engine.evaluation.measure import Progress
 from engine.evaluation.parity import Parity, RoundParity
 from engine.evaluation.prompts import Prompt, encode
 from engine.evaluation.rounding import Run, paired_logits
+from engine.generate import token_limit
 from engine.target.loading import SHIPPED_TARGET, LoadedTarget, load_target
 
 ROUNDS = ((2, 1), (4, 1), (8, 7), (16, 9), (3, 0), (1, 0))  # block and accepted drafts, over and over
@@ -81,7 +82,7 @@ def _compare(
     target: LoadedTarget, identifier: str, prompt: Sequence[int], max_tokens: int, chunk: int
 ) -> list[RoundParity]:
     """The rounds of one text."""
-    model, count = target.target.model, room(target, len(prompt), max_tokens)
+    model, count = target.target.model, token_limit(target, len(prompt), max_tokens)
     text = [int(token) for token, _ in plain_steps(model, prompt, count, chunk, make_prompt_cache(model))]
     run = Run(prompt, text, list(islice(cycle(ROUNDS), len(text))))
     return [

@@ -13,13 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from engine.config import Engine
 from engine.errors import ConfigurationError
-from engine.evaluation.arms import room
 from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
 from engine.evaluation.kv import NO_PROMPTS, KVSwitches, made_prompts
+from engine.evaluation.measure import encode_all
 from engine.evaluation.prompts import SHIPPED_SETS, Prompt, load_prompts
 from engine.evaluation.recall import reach
-from engine.evaluation.templates import ChatSwitches
-from engine.evaluation.throughput import encode_all
+from engine.generate import ChatSwitches, token_limit
 from evidence_format.model import Arm
 
 NO_NEEDLE = "no_needle"
@@ -215,5 +214,5 @@ def _asked(
     for original, prompt, tokens in zip(originals, prompts, encoded, strict=True):
         short = switches.command == "eval kv" and original.needle is not None
         most = switches.number("answer_tokens" if short else "max_tokens")
-        asked[prompt.id] = Asked(prompt, tokens, room(engine.target, len(tokens), most))
+        asked[prompt.id] = Asked(prompt, tokens, token_limit(engine.target, len(tokens), most))
     return asked

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from engine.detokenize import text_of
+from engine.evaluation.prompts import answer_of
 from engine.evaluation.report import needle_fields
-from engine.evaluation.templates import answer_of
 from engine.evaluation.throughput import IGNORE_STOPS
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget

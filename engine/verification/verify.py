@@ -24,13 +24,11 @@ from engine.drafters.base import Drafter
 from engine.drafters.registry import KINDS, WITH_LOOKUP
 from engine.errors import ConfigurationError
 from engine.evaluation.arms import OUR_LOOP
-from engine.evaluation.distortion import examine, held_after
-from engine.evaluation.environment import describe
-from engine.evaluation.interleave import Progress
-from engine.evaluation.kv_arms import under
+from engine.evaluation.environment import LoadWatch, describe
+from engine.evaluation.kv import examine, held_after
+from engine.evaluation.measure import Progress, under
+from engine.evaluation.measure import models as cards_of
 from engine.evaluation.report import now, stamp
-from engine.evaluation.system_load import StrainWatch
-from engine.evaluation.throughput import models as cards_of
 from engine.networks.projector import ProjectorConfig
 from engine.registry import Places
 from engine.target.folder import read_json
@@ -166,7 +164,7 @@ def verify(
             configuration cannot be followed.
     """
     what.check()
-    document, watch = claimed.document, StrainWatch()
+    document, watch = claimed.document, LoadWatch()
     request = None if document.request is None else document.request.nonce
     seed = randbits(48) if what.seed is None else what.seed
     record = Record(

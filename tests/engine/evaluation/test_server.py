@@ -20,7 +20,7 @@ from engine.evaluation.served import served
 from engine.evaluation.server import ChecksFailed, measure_server
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
 from engine.evaluation.server_switches import Offer, ServerSwitches
-from engine.evaluation.templates import ChatSwitches
+from engine.generate import ChatSwitches
 from engine.registry import Places, Registry
 from engine.server import app, service
 from engine.server.response import ResponseBuilder
