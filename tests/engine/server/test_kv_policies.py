@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import requests
 
+from engine.cli.serve import command
+from engine.errors import ConfigurationError
+from tests.engine.server.conftest import start
 from tests.engine.server.door import KEY, Door, opened
 
 OPEN = """
@@ -114,6 +119,26 @@ def test_a_registry_without_bounds_allows_channels_alone(tmp_path: Path):
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "kv_channel")
         assert "of policies, requests may ask for none" in reply.json()["error"]["message"]
         assert call(door, "models").json()["data"][0]["x_kakeya"]["kv_policies"] == []
+
+
+@pytest.mark.slow
+def test_an_option_of_serve_opens_further_policies(tmp_path: Path):
+    server = start(tmp_path, "--allow-kv", "lattice:e8,8..64", registry=CLOSED)
+    try:
+        body = {"prompt": PROMPT, "max_tokens": 4}
+        with server.client() as client:
+            reply = client.completions.create(model="demo@lattice:e8,10", **body)
+            assert reply.x_kakeya["kv_policy"] == "lattice:e8,10@inner:2"
+            with pytest.raises(openai.BadRequestError):
+                client.completions.create(model="demo", extra_body={"kv_channel": "affine:8,64"}, **body)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("text", ["lattice:e8,8..", "native", "restored:exact", "lattice:e8,8..4000"])
+def test_an_option_of_serve_that_is_no_range_is_refused(text: str):
+    with pytest.raises(ConfigurationError, match=re.escape(text[:6])):
+        command.main(["--check", "--allow-kv", text], standalone_mode=False)
 
 
 def test_sessions_are_kept_for_the_exact_policy(served: Door):
