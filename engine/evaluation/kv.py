@@ -152,7 +152,7 @@ def measure_kv(
     engine: Engine,
     switches: KVSwitches,
     runtime: Runtime,
-    **context: Unpack[measure.Context],
+    **context: Unpack[measure.EvaluationContext],
 ) -> Report:
     """Run all arms over all prompts."""
     switches.check()

@@ -149,7 +149,7 @@ def _check_kept(entry: Entry, arm: Arm, prompts: Sequence[Prompt]) -> None:
         )
 
 
-class Context(TypedDict, total=False):
+class EvaluationContext(TypedDict, total=False):
     """What evaluations pass on to `Evaluation`."""
 
     progress: Progress

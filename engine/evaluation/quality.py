@@ -51,7 +51,7 @@ def measure_quality(
     prompts: Sequence[Prompt],
     switches: QualitySwitches,
     runtime: Runtime,
-    **context: Unpack[measure.Context],
+    **context: Unpack[measure.EvaluationContext],
 ) -> Report:
     """Run plain decoding and our loop over the prompts and compare their output."""
     switches.check()

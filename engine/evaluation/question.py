@@ -4,6 +4,7 @@ Texts go to the endpoint for texts, conversations to the one for conversations, 
 tokens of a prompt are made apart from the server, and those it says it has read are held against them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +25,19 @@ CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and the request for it."""
+    """A prompt and what is sent for it.
 
-    identifier: str  # of the prompt
-    path: str  # of the endpoint
+    Attributes:
+        identifier: of the prompt.
+        path: of the endpoint.
+        fields: of the request.
+        tokens: of the prompt.
+    """
+
+    identifier: str
+    path: str
     fields: dict[str, Any]
-    tokens: list[int]  # of the prompt
+    tokens: list[int]
 
     @property
     def of_chat(self) -> bool:
@@ -39,11 +47,19 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer, read and checked."""
+    """A whole answer, read and checked.
 
-    text: str  # without reasoning
-    apart: bool  # reasoning or tool calls came outside the text
-    finish: str  # stop or length
+    Attributes:
+        text: as it was said, reasoning excepted.
+        apart: whether something of the text was told apart: reasoning, or calls of tools.
+        finish: stop or length.
+        usage: of the reply.
+        how: its ``x_kakeya``.
+    """
+
+    text: str
+    apart: bool
+    finish: str
     usage: Usage
     how: Provenance
 
@@ -56,7 +72,15 @@ class Answer:
 def question(
     prompt: Prompt, tokens: list[int], target: LoadedTarget, common: dict[str, Any], switches: ChatSwitches
 ) -> Question:
-    """The request for a prompt: ``tokens`` are the target's, ``common`` are fields of every request."""
+    """The request for a prompt.
+
+    Args:
+        prompt: a text or a conversation.
+        tokens: what the target reads of it.
+        target: whose tokenizer made them.
+        common: fields of every request.
+        switches: how the prompt is put to the model.
+    """
     bare = prompt.text or ""
     if prompt.messages is None and not switches.chat:
         begun = target.tokenizer.bos_token is not None and bare.startswith(target.tokenizer.bos_token)
@@ -70,25 +94,19 @@ def question(
 
 
 def whole(asked: Question, reply: Answered) -> Answer:
-    """The answer in a reply; ServerFault where it is a refusal, malformed, or belongs to another prompt."""
+    """The answer in a reply.
+
+    Raises:
+        ServerFault: it is a refusal, is not as clients expect it, or belongs to another prompt.
+    """
     if reply.status != 200:
         raise ServerFault(f"{asked.identifier} was answered with {reply.status}: {str(reply.body)[:300]}")
     try:
-        read = (ChatCompletion if asked.of_chat else TextCompletion).model_validate(reply.body)
+        answer = _of_chat(reply.body) if asked.of_chat else _of_text(reply.body)
     except ValidationError as error:
         raise ServerFault(f"the answer to {asked.identifier} is not as clients expect it: {error}") from None
-    if len(read.choices) != 1:
-        raise ServerFault(f"an answer has {len(read.choices)} choices, not one")
-    finish, usage, how = read.choices[0].finish_reason, read.usage, read.x_kakeya
-    if usage is None or how is None or finish is None:
-        raise ServerFault("a whole answer lacks its usage, x_kakeya or finish_reason")
-    if isinstance(read, ChatCompletion):
-        said = read.choices[0].message
-        text, apart = said.content or "", bool(said.reasoning or said.tool_calls)
-    else:
-        text, apart = read.choices[0].text, False
-    check(asked, usage, how)
-    return Answer(text, apart, "length" if finish == "length" else "stop", usage, how)
+    check(asked, answer.usage, answer.how)
+    return answer
 
 
 def check(asked: Question, usage: Usage, how: Provenance) -> None:
@@ -105,10 +123,40 @@ def check(asked: Question, usage: Usage, how: Provenance) -> None:
         )
 
 
+def _of_text(body: Any) -> Answer:
+    read = TextCompletion.model_validate(body)
+    [choice] = _one(read.choices)
+    if read.usage is None or read.x_kakeya is None or choice.finish_reason is None:
+        raise ServerFault("a whole answer lacks its usage, x_kakeya or finish_reason")
+    return Answer(choice.text, False, _finish(choice.finish_reason), read.usage, read.x_kakeya)
+
+
+def _of_chat(body: Any) -> Answer:
+    read = ChatCompletion.model_validate(body)
+    [choice] = _one(read.choices)
+    said = choice.message
+    apart = bool(said.reasoning or said.tool_calls)
+    return Answer(said.content or "", apart, _finish(choice.finish_reason), read.usage, read.x_kakeya)
+
+
+def _one(choices: Sequence[Any]) -> Sequence[Any]:
+    if len(choices) != 1:
+        raise ServerFault(f"an answer has {len(choices)} choices, not one")
+    return choices
+
+
+def _finish(reason: str) -> str:
+    """As the decoder calls it."""
+    return "length" if reason == "length" else "stop"
+
+
 def outcome(asked: Question, answer: Answer, target: LoadedTarget) -> Outcome:
     """The row's part of an answer, from what came over HTTP.
 
-    Its text is the one that was sent; where reasoning or calls came outside it, that of its tokens.
+    Its text is the one that was sent; where reasoning or calls were told apart, that of its tokens.
+
+    Raises:
+        ServerFault: the rounds were not sent.
     """
     how = answer.how
     if how.rounds is None:

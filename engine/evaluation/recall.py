@@ -53,7 +53,7 @@ def measure_recall(
     prompts: Sequence[Prompt],
     switches: RecallSwitches,
     runtime: Runtime,
-    **context: Unpack[measure.Context],
+    **context: Unpack[measure.EvaluationContext],
 ) -> Report:
     """Run the arms over prompts that have a needle and prove something, see `refuse_unsound`."""
     switches.check()

@@ -64,7 +64,7 @@ def measure_throughput(
     prompts: Sequence[Prompt],
     switches: Switches,
     runtime: Runtime,
-    **context: Unpack[measure.Context],
+    **context: Unpack[measure.EvaluationContext],
 ) -> Report:
     """Run plain decoding and, unless it would be the same, our loop over the prompts."""
     compares = not engine.alone or engine.policy != NATIVE
