@@ -25,7 +25,7 @@ from mlx import nn
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, QuantizedKVCache, _BaseCache
 
 from engine.cache.policy import RestoredKV
-from engine.cache.ring import SlidingRing
+from engine.cache.ring import SlidingRing, WindowedKV
 
 PROJECTIONS = (nn.Linear, nn.QuantizedLinear)  # modules whose output at a position depends on it alone
 # Modules that compile their own single step: an answer from the record would become a part of the graph.
@@ -221,7 +221,7 @@ def _arrays(value: Any) -> Iterator[mx.array]:
             yield from _arrays(inner)
 
 
-TRIMMED = {KVCache, RestoredKV, QuantizedKVCache, ChunkedKVCache}
+TRIMMED = {KVCache, RestoredKV, WindowedKV, QuantizedKVCache, ChunkedKVCache}
 
 
 def rollback_of(cache: Any) -> Any:

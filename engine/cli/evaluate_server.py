@@ -68,15 +68,15 @@ def server(as_json: bool, report_path: Path | None, **values: Any) -> None:
     from engine.evaluation.server import ChecksFailed, measure_server
     from engine.evaluation.server_switches import ServerSwitches
     from engine.generate import ChatSwitches
-    from engine.registry.locate import Places
-    from engine.server.serve import finder
+    from engine.registry import Places
+    from engine.server.serve import model_finder
 
     offer = _offer(values)
     chat = ChatSwitches(chat=values.pop("chat"), thinking=values.pop("thinking"))
     switches = ServerSwitches(**values, chat=chat)
     switches.check()
     prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
-    find = finder(Places.of_machine(), download=False)
+    find = model_finder(Places.of_machine(), download=False)
     logging.getLogger("kakeya.requests").setLevel(logging.WARNING)
     try:
         with shown_progress() as progress:
@@ -105,7 +105,7 @@ def _offer(values: dict[str, Any]) -> Any:
         click.UsageError: they contradict each other.
     """
     from engine.evaluation.server_switches import Offer
-    from engine.registry.registry import Registry
+    from engine.registry import Registry
 
     registry, model_id, channel = values.pop("registry"), values.pop("model_id"), values.pop("channel")
     model, of_folder = (

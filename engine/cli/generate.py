@@ -130,6 +130,7 @@ def _figures(outcome: "Outcome", prompt_tokens: int, kv: str) -> dict[str, Any]:
         "verify_rounds": outcome.verify_rounds,
         "acceptance_length": outcome.acceptance_length,
         "resident_bytes": outcome.resident_bytes,
+        "drafter_resident_bytes": outcome.drafter_resident_bytes,
         "path": outcome.path,
         "kv": kv,
         "restored_positions": outcome.restored,

@@ -69,20 +69,22 @@ def command(**values: Any) -> None:
     from engine.device import prepare
 
     prepare()
-    from engine.registry.locate import Places, locate
-    from engine.server.decoding.worker import Limits
-    from engine.server.serve import Serving, check_registry, serve
-    from engine.server.service import Bounds
+    from engine.registry import Places, locate
+    from engine.server.scheduler import SchedulerLimits
+    from engine.server.serve import ServerSettings, check_registry, serve
+    from engine.server.service import RequestLimits
 
-    serving = Serving(
+    serving = ServerSettings(
         host=values["host"],
         port=values["port"],
         keys=keys,
         allowed_hosts=values["allow_host"],
         allowed_origins=values["allow_origin"],
         largest_body=_bytes("--max-body", values["max_body"]),
-        bounds=Bounds(values["max_tokens"], values["default_tokens"], values["parallel"] + values["queue"]),
-        limits=Limits(
+        request_limits=RequestLimits(
+            values["max_tokens"], values["default_tokens"], values["parallel"] + values["queue"]
+        ),
+        limits=SchedulerLimits(
             parallel=values["parallel"],
             models=values["models"],
             sessions=values["cache_sessions"],

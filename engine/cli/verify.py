@@ -70,7 +70,7 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
     runtime = prepare()
     from engine.cli.progress import shown_progress
     from engine.evaluation.report import write_document
-    from engine.registry.locate import Places
+    from engine.registry import Places
     from engine.verification.verify import Verification, verify
 
     folders = {"target": values["model"], "drafter": values["drafter"], "projector": values["projector"]}

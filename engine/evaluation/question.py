@@ -16,7 +16,7 @@ from engine.detokenize import text_of
 from engine.evaluation.http import Answered, ServerFault
 from engine.evaluation.prompts import Prompt
 from engine.generate import THINKING_NAMES, ChatSwitches, Outcome
-from engine.server.wire.replies import ChatCompletion, Provenance, TextCompletion, Usage
+from engine.server.schema import ChatCompletion, Provenance, TextCompletion, Usage
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
 

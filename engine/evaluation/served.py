@@ -12,9 +12,9 @@ from threading import Thread
 from time import monotonic, sleep
 
 from engine.evaluation.http import Client, ServerFault, listening
-from engine.registry.registry import Registry
-from engine.server.decoding.worker import Finder
-from engine.server.serve import Serving, assembled
+from engine.registry import Registry
+from engine.server.scheduler import ModelFinder
+from engine.server.serve import ServerSettings, running_server
 
 GRACE_S = 10.0  # for what is still decoded when the end is asked for
 ENDED_S = 3 * GRACE_S
@@ -24,8 +24,8 @@ LOOK_S = 0.02
 @contextmanager
 def served(
     registry: Registry,
-    serving: Serving,
-    find: Finder,
+    serving: ServerSettings,
+    find: ModelFinder,
     *,
     transport: str | None = None,
 ) -> Iterator[Client]:
@@ -49,7 +49,7 @@ def served(
     serving.check()
     with (
         listening(transport) as (place, address),
-        assembled(registry, serving, find) as server,
+        running_server(registry, serving, find) as server,
     ):
         failed: list[BaseException] = []
 

@@ -34,10 +34,9 @@ from engine.evaluation.served import served
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
 from engine.evaluation.server_switches import Offer, ServerSwitches
 from engine.generate import THINKING_NAMES, ChatSwitches, Outcome
-from engine.registry.channels import Channel
-from engine.registry.entries import ModelEntry
-from engine.server.decoding.models import Model
-from engine.server.decoding.worker import Finder
+from engine.registry import Channel, ModelEntry
+from engine.server.scheduler import ModelFinder
+from engine.server.sessions import LoadedModel
 from evidence_format.model import ReportRequest
 
 PLAIN, SERVER = "plain", "server"
@@ -62,13 +61,13 @@ class ChecksFailed(EngineError):
 class _Shared:
     """A model loaded once, by the first server that asks for it, and taken over by all others."""
 
-    def __init__(self, find: Finder) -> None:
-        self._find, self._models = find, dict[str, Model]()
+    def __init__(self, find: ModelFinder) -> None:
+        self._find, self._models = find, dict[str, LoadedModel]()
 
-    def find(self, entry: ModelEntry) -> Callable[[], Model]:
+    def find(self, entry: ModelEntry) -> Callable[[], LoadedModel]:
         return partial(self.open, entry)
 
-    def open(self, entry: ModelEntry) -> Model:
+    def open(self, entry: ModelEntry) -> LoadedModel:
         if entry.name not in self._models:
             self._models[entry.name] = self._find(entry)()
         return self._models[entry.name]
@@ -90,7 +89,7 @@ class _Shown:
 
 def measure_server(
     offer: Offer,
-    find: Finder,
+    find: ModelFinder,
     prompts: Sequence[Prompt],
     switches: ServerSwitches,
     runtime: Runtime,
@@ -102,7 +101,7 @@ def measure_server(
 
     Args:
         offer: what is served.
-        find: finds the models of the registry, as `engine.server.serve.finder` does.
+        find: finds the models of the registry, as `engine.server.serve.model_finder` does.
         prompts: at least one.
         switches: checked here.
         runtime: what runs.
@@ -168,7 +167,7 @@ def _made(checks: Mapping[str, Check], examinee: Examinee, shown: _Shown) -> dic
     return found
 
 
-def _engine(model: Model, channel: Channel, switches: ServerSwitches) -> Engine:
+def _engine(model: LoadedModel, channel: Channel, switches: ServerSwitches) -> Engine:
     """The same parts as an evaluation knows them."""
     options = replace(
         model.located.options(channel), block=switches.block, prefill_chunk=switches.prefill_chunk
@@ -205,7 +204,7 @@ def _chat(entry: ModelEntry, prompts: Sequence[Prompt], chat: ChatSwitches) -> C
 
 def _questions(
     offer: Offer,
-    model: Model,
+    model: LoadedModel,
     prompts: Sequence[Prompt],
     encoded: Sequence[list[int]],
     switches: ServerSwitches,
@@ -225,7 +224,7 @@ def _questions(
     return asked
 
 
-def _examinee(client: Client, offer: Offer, model: Model, questions: Sequence[Question]) -> Examinee:
+def _examinee(client: Client, offer: Offer, model: LoadedModel, questions: Sequence[Question]) -> Examinee:
     return Examinee(
         client, offer.model_id, questions, len(questions), sorted(model.target.stops), model.context
     )

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from engine.evaluation.http import Answered, Client, ServerFault
 from engine.evaluation.question import TEXT_PATH, Answer, Question, check, whole
-from engine.server.decoding.worker import TELL_S
-from engine.server.wire.replies import (
+from engine.server.scheduler import STATS_S
+from engine.server.schema import (
     ChatChunk,
     ChunkChoice,
     ErrorReply,
@@ -100,7 +100,7 @@ class Examinee:
         Raises:
             ServerFault: it is not there for long.
         """
-        sleep(2 * TELL_S)  # figures that are older may say what was before
+        sleep(2 * STATS_S)  # figures that are older may say what was before
         until = monotonic() + PATIENCE_S
         while not there(found := self.figures()):
             if monotonic() > until:

@@ -7,12 +7,10 @@ from engine.config import parse_block
 from engine.errors import ConfigurationError
 from engine.evaluation.server_checks import LONG
 from engine.generate import ChatSwitches
-from engine.registry.channels import Channel
-from engine.registry.entries import ModelEntry
-from engine.registry.registry import Registry
-from engine.server.decoding.worker import Limits
-from engine.server.serve import Serving
-from engine.server.service import Bounds
+from engine.registry import Channel, ModelEntry, Registry
+from engine.server.scheduler import SchedulerLimits
+from engine.server.serve import ServerSettings
+from engine.server.service import RequestLimits
 
 IDLE_S = 1.0  # after which an idle session is closed, where checks look at that
 
@@ -63,15 +61,15 @@ class ServerSwitches:
         return speculation | {"temperature": 0, "return_token_ids": True, "return_rounds": True}
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> ServerSettings:
         """The server whose answers are compared: it keeps nothing between requests."""
-        return Serving(
-            bounds=Bounds(max(self.max_tokens, LONG), self.max_tokens, 2 * self.clients),
-            limits=Limits(parallel=self.clients, sessions=0, chunk=self.prefill_chunk),
+        return ServerSettings(
+            request_limits=RequestLimits(max(self.max_tokens, LONG), self.max_tokens, 2 * self.clients),
+            limits=SchedulerLimits(parallel=self.clients, sessions=0, chunk=self.prefill_chunk),
         )
 
     @property
-    def keeping(self) -> Serving:
+    def keeping(self) -> ServerSettings:
         """The same, with sessions kept for a short while."""
         limits = replace(self.serving.limits, sessions=self.clients, session_s=IDLE_S)
         return replace(self.serving, limits=limits)

@@ -133,9 +133,7 @@ def _context(network: DFlash, dtype: mx.Dtype, observed: Sequence[int], block: i
 def _forget(context: Context) -> None:
     """Zeros in the place of what led to the buffers."""
     for layer in context.layers:
-        if layer.keys is not None and layer.values is not None:
-            layer.keys = mx.zeros(layer.keys.shape, layer.keys.dtype)
-            layer.values = mx.zeros(layer.values.shape, layer.values.dtype)
+        layer.buffers = [mx.zeros(buffer.shape, buffer.dtype) for buffer in layer.buffers]
 
 
 def _autoregressive(argument: str, target: Unloaded, dtype: str | None) -> UnloadedDrafter:

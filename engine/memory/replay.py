@@ -15,7 +15,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
 from engine.cache.batch import merge
 from engine.cache.coded import CodedKV
 from engine.cache.policy import KVPolicy, RestoredKV
-from engine.cache.ring import SlidingRing
+from engine.cache.ring import SlidingRing, WindowedKV
 from engine.cache.traced import appended, reserve, stores_of
 from engine.cache.transaction import new_caches
 from engine.memory.shapes import Written, feed, written_by
@@ -158,6 +158,8 @@ def _holds(cache: Any) -> str:
     if type(cache) is SlidingRing:
         sink = f"first {cache.sink} and " if cache.sink else ""
         return f"{sink}last {cache.window}"
+    if type(cache) is WindowedKV:
+        return f"all positions, the last {cache.window} seen"
     if type(cache) is ArraysCache:
         return "recurrent state"
     if type(cache) is ChunkedKVCache:

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ConfigurationError, ModelError
-from engine.registry.entries import Published
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
+from engine.registry import Places, Registry
 from engine.target.folder import identity, weight_files
 from engine.target.loading import SHIPPED
 from engine.verification.record import finding
@@ -109,7 +107,7 @@ def _named(places: Places) -> Iterator[Path]:
     yield from sorted(own.iterdir()) if own.is_dir() else ()
     for entry in Registry.load().entries:
         for source in (entry.target, entry.drafter):
-            if isinstance(source, Published):
+            if source is not None and source.folder is not None:
                 yield from (path for _, path in places.of(source) if path is not None)
 
 

@@ -30,7 +30,7 @@ from engine.evaluation.measure import Progress, under
 from engine.evaluation.measure import models as cards_of
 from engine.evaluation.report import now, stamp
 from engine.networks.projector import ProjectorConfig
-from engine.registry.locate import Places
+from engine.registry import Places
 from engine.target.folder import read_json
 from engine.target.loading import DTYPES
 from engine.verification.claimed import Claimed

@@ -12,9 +12,9 @@ from mlx_lm.models.cache import KVCache
 from engine.cache.policy import parse_policy
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
-from engine.errors import ConfigurationError, GenerationError, ModelError, PromptError
+from engine.errors import ConfigurationError, GenerationError, ModelError
 from engine.external_engines.engine import open_guest
-from engine.sampling import Sampling
+from engine.external_engines.strategies import DraftCounts
 from engine.target.attention import _USERS
 from engine.target.loading import load_target
 from tests.engine import families, tiny
@@ -58,9 +58,11 @@ def same(left, right):
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_mlx_lm_gives_the_tokens_of_our_own_loop_under_every_channel(target, ours, channel):
     policy, caches = parse_policy(channel), []
-    with open_guest("mlx-lm", target) as guest:
-        assert guest.strategy == "keyword"
-        assert list(guest.generate(PROMPT, COUNT, policy, caches=caches)) == ours(channel)
+    external = open_guest("mlx-lm", target)
+    assert external.strategy == "keyword"
+    counts = DraftCounts()
+    assert list(external.generate(PROMPT, COUNT, policy, caches=caches, counts=counts)) == ours(channel)
+    assert counts.acceptance_length is None
     assert [type(cache) for cache in caches] == [
         type(cache) for cache in policy.new_caches(target.target.model, 1)
     ]
@@ -71,9 +73,24 @@ def test_mlx_lm_gives_the_tokens_of_our_own_loop_under_every_channel(target, our
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_a_loop_that_trims_does_so_on_our_caches(target, ours, rough, channel):
     """mlx-lm's own on rotating caches stays silently wrong past the window."""
-    with open_guest("mlx-lm-speculative", target, rough, block=4) as guest:
-        assert guest.strategy == "keyword"
-        assert list(guest.generate(PROMPT, COUNT, parse_policy(channel))) == ours(channel)
+    external = open_guest("mlx-lm-speculative", target, rough, block=4)
+    assert external.strategy == "keyword"
+    assert list(external.generate(PROMPT, COUNT, parse_policy(channel))) == ours(channel)
+
+
+def test_an_engine_that_drafts_tells_its_rounds_and_accepted_drafts(target, folder, rough):
+    for drafter, always in ((folder, True), (rough, False)):
+        counts, tokens = DraftCounts(), []
+        for token in open_guest("mlx-lm-speculative", target, drafter, block=4).generate(
+            PROMPT, 12, counts=counts
+        ):
+            tokens.append(token)
+            assert counts.rounds + counts.accepted >= len(tokens) >= counts.accepted
+        assert (
+            counts.rounds + counts.accepted == 12
+        )  # each round gives its accepted drafts and one token more
+        assert (counts.accepted == 9) == always
+        assert counts.acceptance_length == 12 / counts.rounds
 
 
 @pytest.mark.slow
@@ -99,10 +116,10 @@ def test_other_families_too(tmp_path, family):
     )
     truth = tokens_of(list(steps))
     for name, drafter in (("mlx-lm", None), ("mlx-lm-speculative", other)):
-        guest = open_guest(name, target, drafter)
-        assert list(guest.generate(PROMPT, COUNT, policy)) == truth
+        external = open_guest(name, target, drafter)
+        assert list(external.generate(PROMPT, COUNT, policy)) == truth
         shared = len(policy.new_caches(target.target.model, 1)) < target.target.layer_count
-        assert guest.strategy == ("instance" if shared and drafter else "keyword")
+        assert external.strategy == ("instance" if shared and drafter else "keyword")
 
 
 @pytest.mark.sampled(0, 2)
@@ -119,37 +136,39 @@ def test_other_families_too(tmp_path, family):
 )
 def test_the_way_is_found_by_counting(target, ours, kind, keyword, strategy):
     before, maker = looks(target.target.model), small.make_caches
-    guest = small.guest(target, kind, keyword)
-    assert guest.strategy == strategy
-    tried = guest._loop.runs
+    external = small.opened(target, kind, keyword)
+    assert external.strategy == strategy
+    tried = external._loop.runs
     for channel in SOME:
         policy = parse_policy(channel)
         if strategy == "native" and channel != "native":
-            with pytest.raises(ConfigurationError, match="it keeps its own caches"):
-                guest.generate(PROMPT, COUNT, policy)
+            with pytest.raises(ConfigurationError, match="it has no hook and keeps its own caches"):
+                external.generate(PROMPT, COUNT, policy)
         else:
-            assert list(guest.generate(PROMPT, COUNT, policy)) == ours(channel)
-        assert guest.strategy_for(policy) == strategy
-    assert guest._loop.runs == tried + (1 if strategy == "native" else 5)  # two trials of channels, once each
+            assert list(external.generate(PROMPT, COUNT, policy)) == ours(channel)
+        assert external.strategy_for(policy) == strategy
+    assert external._loop.runs == tried + (
+        1 if strategy == "native" else 5
+    )  # two trials of channels, once each
     assert same(looks(target.target.model), before)
     assert small.make_caches is maker
 
 
 @pytest.mark.slow
 def test_why_a_way_was_not_taken_is_said(target):
-    guest = small.guest(target, small.Cheating, "kv")
-    assert "keyword: engine Cheating did not use the caches of channel native" in guest.why
-    assert "layer 0 took in 0 of at least 6 positions" in guest.why
+    external = small.opened(target, small.Cheating, "kv")
+    assert "keyword: engine Cheating, strategy keyword, policy native did not use the caches" in external.why
+    assert "layer 0 received 0 of at least 6 positions" in external.why
 
 
 @pytest.mark.slow
 def test_an_engine_that_leaves_its_caches_later_is_found_out_before_the_next_token(target, ours):
-    guest = small.guest(target, small.Moving, "kv")
-    assert guest.strategy == "keyword"
-    steps = guest.generate(PROMPT, COUNT, parse_policy("sink-window:2,6"))
+    external = small.opened(target, small.Moving, "kv")
+    assert external.strategy == "keyword"
+    steps = external.generate(PROMPT, COUNT, parse_policy("sink-window:2,6"))
     given = list(islice(steps, small.Moving.after))
     assert given == ours("sink-window:2,6")[: small.Moving.after]
-    with pytest.raises(GenerationError, match="Moving did not use the caches of channel sink-window"):
+    with pytest.raises(GenerationError, match=r"Moving, .*, policy sink-window.* did not use the caches"):
         next(steps)
 
 
@@ -157,9 +176,9 @@ def test_an_engine_that_leaves_its_caches_later_is_found_out_before_the_next_tok
 @pytest.mark.parametrize("channel", SOME)
 def test_all_is_undone_when_the_engine_breaks_down(target, channel):
     before = looks(target.target.model)
-    guest = small.guest(target, small.Failing)
-    steps = guest.generate(PROMPT, COUNT, parse_policy(channel))
-    with pytest.raises(GenerationError, match=r"engine Failing, strategy instance, channel .*: out of luck"):
+    external = small.opened(target, small.Failing)
+    steps = external.generate(PROMPT, COUNT, parse_policy(channel))
+    with pytest.raises(GenerationError, match=r"engine Failing, strategy instance, policy .*: out of luck"):
         list(steps)
     assert same(looks(target.target.model), before)
     assert not _USERS
@@ -169,8 +188,8 @@ def test_all_is_undone_when_the_engine_breaks_down(target, channel):
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_all_is_undone_when_a_caller_leaves_midway(target, ours, count):
     before = looks(target.target.model)
-    guest = small.guest(target, small.Hooking)
-    steps = guest.generate(PROMPT, COUNT, parse_policy("rotated:4,32"))
+    external = small.opened(target, small.Hooking)
+    steps = external.generate(PROMPT, COUNT, parse_policy("rotated:4,32"))
     assert [next(steps) for _ in range(count)] == ours("rotated:4,32")[:count]
     steps.close()
     assert same(looks(target.target.model), before)
@@ -182,18 +201,18 @@ def test_generations_take_turns_on_one_target(target, ours, rough):
     """Each under its own channel, ours among them; between two tokens the target is as it was."""
     model = target.target.model
     before = looks(model)
-    guests = [
-        small.guest(target, small.Hooking),
+    externals = [
+        small.opened(target, small.Hooking),
         open_guest("mlx-lm", target),
         open_guest("mlx-lm-speculative", target, rough),
-        small.guest(target, small.Named),
+        small.opened(target, small.Named),
     ]
     channels = ("native", "sink-window:2,6", "rotated:4,32", "lattice:e8,38")
     runs = [
-        (channel, guest.generate(PROMPT, COUNT, parse_policy(channel)), [])
-        for guest, channel in zip(guests, channels, strict=True)
+        (channel, external.generate(PROMPT, COUNT, parse_policy(channel)), [])
+        for external, channel in zip(externals, channels, strict=True)
     ]
-    runs.append(("native", guests[0].generate(PROMPT, COUNT), []))
+    runs.append(("native", externals[0].generate(PROMPT, COUNT), []))
     own = decode(target.target, None, PROMPT, max_tokens=COUNT, draft_length=FixedDraftLength(1))
     ours_again = []
     for _ in range(COUNT):
@@ -212,14 +231,14 @@ def test_generations_take_turns_on_one_target(target, ours, rough):
 def test_recurrent_layers_leave_an_engine_that_trims_its_own_caches(tmp_path):
     families.save(tmp_path / "target", "qwen3_5")
     target = load_target(tmp_path / "target")
-    guest = small.guest(target, small.Asking, trims=True)
-    assert guest.strategy == "native"
-    assert "by trimming, which a ArraysCache cannot do" in guest.why
+    external = small.opened(target, small.Asking, drafts=True)
+    assert external.strategy == "native"
+    assert "by trimming, which a ArraysCache cannot do" in external.why
     given: list[KVCache] = ["left"]
-    assert len(list(guest.generate(PROMPT, 4, caches=given))) == 4
+    assert len(list(external.generate(PROMPT, 4, caches=given))) == 4
     assert not given
-    with pytest.raises(ConfigurationError, match="it keeps its own caches"):
-        guest.generate(PROMPT, 4, parse_policy("sink-window:2,6"))
+    with pytest.raises(ConfigurationError, match="it has no hook and keeps its own caches"):
+        external.generate(PROMPT, 4, parse_policy("sink-window:2,6"))
 
 
 @pytest.mark.slow
@@ -231,46 +250,28 @@ def test_recurrent_layers_leave_an_engine_that_trims_its_own_caches(tmp_path):
     ],
 )
 def test_channels_that_do_not_work_are_refused_up_front(target, channel, message):
-    guest = small.guest(target, small.Asking)
+    external = small.opened(target, small.Asking)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=message):
-            guest.generate(PROMPT, 4, parse_policy(channel))
+            external.generate(PROMPT, 4, parse_policy(channel))
 
 
 @pytest.mark.slow
 def test_an_engine_that_attends_by_itself_gets_no_codes(target):
-    guest = small.guest(target, small.Asking, attends=True)
+    external = small.opened(target, small.Asking, attends=True)
     with pytest.raises(ConfigurationError, match="it attends by itself"):
-        guest.generate(PROMPT, 4, parse_policy("rotated:4,32"))
-    assert len(list(guest.generate(PROMPT, 4, parse_policy("lattice:e8,38")))) == 4
-
-
-@pytest.mark.slow
-def test_arguments_are_refused_before_the_first_token(target):
-    guest = open_guest("mlx-lm", target)
-    with pytest.raises(PromptError, match="no token"):
-        guest.generate([], 4)
-    with pytest.raises(PromptError, match="512 tokens, the target was made for 512"):
-        guest.generate([5] * 512, 4)
-    with pytest.raises(ConfigurationError, match="max_tokens must be at least 1, not 0"):
-        guest.generate(PROMPT, 0)
-    with pytest.raises(ConfigurationError, match=r"mlx-lm decodes greedily here; .* not 0\.7"):
-        guest.generate(PROMPT, 4, sampling=Sampling(temperature=0.7))
-    assert len(list(guest.generate([5] * 508, 99, sampling=Sampling()))) == 4
-    guest.close()
-    guest.close()
-    with pytest.raises(ValueError, match="mlx-lm has been closed"):
-        guest.generate(PROMPT, 4)
+        external.generate(PROMPT, 4, parse_policy("rotated:4,32"))
+    assert len(list(external.generate(PROMPT, 4, parse_policy("lattice:e8,38")))) == 4
 
 
 @pytest.mark.slow
 def test_what_cannot_be_opened_says_why(target, rough, tmp_path):
     for arguments, message in (
         (("vllm", target), "engine 'vllm' is none of mlx-lm, mlx-lm-speculative, dflash, dflash-mlx"),
-        (("mlx-lm", target, rough), "takes no drafter"),
-        (("mlx-lm", target, None, 8), "a block of 8 cannot be had"),
+        (("mlx-lm", target, rough), "has no drafter"),
+        (("mlx-lm", target, None, 8), "cannot verify 8 tokens at a time"),
         (("mlx-lm-speculative", target), "needs a drafter's folder"),
-        (("mlx-lm-speculative", target, rough, 1), "at least 2"),
+        (("mlx-lm-speculative", target, rough, 1), "cannot verify 1 tokens at a time"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             open_guest(*arguments)
@@ -282,7 +283,7 @@ def test_what_cannot_be_opened_says_why(target, rough, tmp_path):
 
 @pytest.mark.slow
 def test_an_engine_that_is_not_installed_says_what_installs_it(target, rough, monkeypatch):
-    monkeypatch.setattr("engine.external_engines.registry.find_spec", lambda name: None)
+    monkeypatch.setattr("engine.external_engines.engine.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"dflash is not installed here; run: pip install --no-deps"):
         open_guest("dflash", target, rough)
 
@@ -295,4 +296,4 @@ def test_an_engine_that_cannot_decode_at_all_is_refused(target):
             yield
 
     with pytest.raises(ConfigurationError, match=r"Broken does not decode with this target: .*no kernels"):
-        small.guest(target, Broken)
+        small.opened(target, Broken)
