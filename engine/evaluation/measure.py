@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypedDict, cast
 
-from engine.cache.policy import KVPolicy
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.config import Engine
 from engine.device import Runtime, threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, Tour
@@ -418,6 +418,7 @@ def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any)
         "compiled": options.compiled,
         "single_graph": options.single_graph,
         "blas_threads": threads(),
+        **({} if options.drafter_kv == NATIVE.spec else {"drafter_kv": options.drafter_kv}),
         **_flattened(asdict(switches)),
     }
 
