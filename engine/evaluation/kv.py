@@ -14,8 +14,9 @@ sees and the policy's no longer holds counts as lost, y = 0. What the policy see
 (pinned positions of a sliding layer) is not compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any, Unpack
 
 import mlx.core as mx
@@ -168,10 +169,7 @@ def measure_kv(
         tuple(tokens): switches.max_tokens if prompt.needle is None else switches.answer_tokens
         for prompt, tokens in zip([*prompts, *prompts], [*encoded, *empty], strict=True)
     }
-    examiner, plain_row = (
-        _Examiner(arms[0][0], encoded[:EXAMINED]),
-        measure.scored_rows(engine.target.tokenizer),
-    )
+    rows_of = _examiner(arms[0][0], encoded[:EXAMINED])
 
     def run_of(of: Engine, arm: Arm) -> measure.ArmRun:
         def run(some: Sequence[list[int]]) -> list[Outcome]:
@@ -181,8 +179,7 @@ def measure_kv(
             ]
 
         asked, tokens = (emptied, empty) if arm.control == NO_NEEDLE else (prompts, encoded)
-        row = plain_row if of.policy == NATIVE else examiner.rows(of)
-        return measure.ArmRun(arm, asked, tokens, run, row, f"running {arm.name}")
+        return measure.ArmRun(arm, asked, tokens, run, rows_of(of), f"running {arm.name}")
 
     evaluation.runs += [run_of(of, arm) for of, arm in arms]
 
@@ -286,29 +283,23 @@ def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
     return found
 
 
-class _Examiner:
-    """Makes rows; those of the examined prompts say what caches hold and how far it is from native caches."""
+def _examiner(native: Engine, prompts: Sequence[Sequence[int]]) -> Callable[[Engine], measure.MakeRow]:
+    """Rows of an engine; those of some prompts say what its caches hold, and how far from native ones."""
+    examined = {tuple(tokens) for tokens in prompts}
+    held_natively = lru_cache(maxsize=1)(partial(held_after, native))
 
-    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
-        self._engine = engine  # its caches are native
-        self._examined = {tuple(tokens) for tokens in prompts}
-        self._prompt: tuple[int, ...] = ()  # the last one, and what native caches hold of it
-        self._native: Layers = {}
-
-    def rows(self, engine: Engine) -> measure.MakeRow:
-        """Rows of one arm; ``engine`` has its policy."""
-
+    def rows(engine: Engine) -> measure.MakeRow:
         def row(prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
             answer = answer_of(engine.target.tokenizer, tokens, outcome.text)
-            if tuple(tokens) not in self._examined:
+            if engine.policy == NATIVE or tuple(tokens) not in examined:
                 return sample(prompt, tokens, outcome, answer_text=answer)
-            if self._prompt != tuple(tokens):
-                self._prompt, self._native = tuple(tokens), held_after(self._engine, tokens)
-            found = examine(engine, tokens, outcome.tokens, self._native)
+            found = examine(engine, tokens, outcome.tokens, held_natively(tuple(tokens)))
             use = outcome if outcome.kv is not None else replace(outcome, kv=found.use)
             return sample(prompt, tokens, use, answer_text=answer, distortion=found.distortion)
 
         return row
+
+    return rows
 
 
 @dataclass(frozen=True)
