@@ -17,7 +17,7 @@ from engine.evaluation.measure import configuration
 from engine.evaluation.prompts import SHIPPED_SETS, load_prompts
 from engine.evaluation.quality import QualitySwitches
 from engine.evaluation.recall import RecallSwitches
-from engine.evaluation.server_switches import ServerSwitches
+from engine.evaluation.server import ServerSwitches
 from engine.evaluation.throughput import Switches
 from engine.generate import GenerateSwitches
 from engine.target.loading import LoadedTarget, load_target
