@@ -464,10 +464,8 @@ def open_unloaded_drafter(
     if spec.startswith(WITH_LOOKUP):
         if not (rest := spec.removeprefix(WITH_LOOKUP)):
             raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
-        inner, lookups = (
-            open_unloaded_drafter(rest, target, dtype, policy),
-            _prompt_lookup(str(PromptLookup.default_shortest)),
-        )
+        lookups = _prompt_lookup(str(PromptLookup.default_shortest))
+        inner = open_unloaded_drafter(rest, target, dtype, policy)
         return inner._replace(state=lambda *run: inner.state(*run) + lookups.state(*run))
     kind, argument = resolve_spec(spec)
     if kind in (PromptLookup.name, MaskedDiffusion.name):
