@@ -288,7 +288,8 @@ def _validated(kind: type[Any], where: object, values: Any, context: Any = None)
     except ValidationError as error:
         fault = faults_of(error)[0].message.removeprefix("report: ")
         fault = re.sub("Value error, (.*), got .*", r"\1", fault)  # ours say the value themselves
-        raise ConfigurationError(f"{where}: {fault}") from None
+        remedy = "; the comments of the shipped models.toml explain every key" if context else ""
+        raise ConfigurationError(f"{where}: {fault}{remedy}") from None
 
 
 @dataclass(frozen=True)
