@@ -1,6 +1,6 @@
 """A conversation with a model of the registry, in this process: what is said → text as it comes.
 
-It uses the engine's thread (`engine.server.decoding.worker`) and the server's own `Chat`, one request at a
+It uses the engine's thread (`engine.server.scheduler`) and the server's own `Chat`, one request at a
 time: an interrupt never meets the engine midway, and the session keeps what is computed for the next turn.
 A turn to which nothing was said leaves the conversation as it was.
 """
@@ -20,24 +20,18 @@ from engine.config import parse_block
 from engine.decode import Round, Step
 from engine.errors import ConfigurationError, PromptError
 from engine.generate import THINKING_NAMES, ChatSwitches
-from engine.registry.channels import SEPARATOR
-from engine.registry.consistency import check_located
-from engine.registry.entries import ModelEntry
-from engine.registry.locate import Places, fetch, locate
-from engine.registry.registry import Registry
+from engine.registry import SEPARATOR, ModelEntry, Places, Registry, check_located, fetch, locate
 from engine.sampling import Sampling
-from engine.server.decoding.models import Model
-from engine.server.decoding.work import Ended, Event, Failed, Progress, Work
-from engine.server.decoding.worker import Limits, Worker
-from engine.server.refusals import Refusal
-from engine.server.text.parsing import Piece
-from engine.server.text.prompting import Asked, chat_prompt, knows
-from engine.server.text.response import Chat
-from engine.server.wire.replies import ChatChunk, Provenance, Reply, Usage
-from engine.server.wire.requests import ChatRequest, Message
+from engine.server.parsing import ParsedText
+from engine.server.prompting import RenderedPrompt, chat_prompt, has_switch
+from engine.server.response import ChatResponseBuilder
+from engine.server.scheduler import Scheduler, SchedulerLimits
+from engine.server.schema import ChatChunk, ChatRequest, Message, Provenance, Refusal, Reply, Usage
+from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event, PrefillProgress
+from engine.server.sessions import LoadedModel
 
 # One sequence at a time; its session waits for the next turn, however long that takes.
-ALONE = Limits(parallel=1, models=1, sessions=1, session_s=float("inf"))
+ALONE = SchedulerLimits(parallel=1, models=1, sessions=1, session_s=float("inf"))
 SYSTEM_ROLES = ("system", "developer")
 INTERRUPTED = "interrupted"
 
@@ -188,7 +182,7 @@ class Turn:
 
 
 Events = SimpleQueue[Event | None]  # None: stop
-Told = Iterator[Progress | Piece | Turn]
+Told = Iterator[PrefillProgress | ParsedText | Turn]
 
 
 class Conversation(AbstractContextManager["Conversation"]):
@@ -203,7 +197,7 @@ class Conversation(AbstractContextManager["Conversation"]):
         self._entry, self._channel = registry.resolve(registry.default)
         self._answers = 0
         self._events: Events = SimpleQueue()
-        self._worker = Worker(lambda entry: partial(Model.load, locate(entry, places)), ALONE)
+        self._worker = Scheduler(lambda entry: partial(LoadedModel.load, locate(entry, places)), ALONE)
         self._worker.start()
 
     @property
@@ -246,7 +240,7 @@ class Conversation(AbstractContextManager["Conversation"]):
         self.close()
 
     @contextmanager
-    def _loaded(self, entry: ModelEntry) -> Iterator[Model]:
+    def _loaded(self, entry: ModelEntry) -> Iterator[LoadedModel]:
         lease = self._worker.lease(entry)
         try:
             yield lease.granted.result()
@@ -274,23 +268,23 @@ class Conversation(AbstractContextManager["Conversation"]):
             self._answers += 1
         yield turn
 
-    def _prepared(self, asked: Transcript, model: Model) -> tuple[Chat, Work]:
+    def _prepared(self, asked: Transcript, model: LoadedModel) -> tuple[ChatResponseBuilder, DecodeRequest]:
         options = self.options
         request, prompt = self._prompt(asked, options.switches, model)
         most, seed = options.max_tokens, options.sampling.seed
-        work = Work(
+        work = DecodeRequest(
             prompt=prompt.tokens,
-            lasting=prompt.lasting,
+            stable_prefix=prompt.stable_prefix,
             max_tokens=most if model.context is None else min(most, model.context - len(prompt.tokens)),
             channel=self._channel,
             block=model.block if options.block is None else parse_block(options.block),
             sampling=replace(options.sampling, seed=None if seed is None else (seed + self._answers) % 2**63),
         )
-        return Chat(request, model, prompt, work), work
+        return ChatResponseBuilder(request, model, prompt, work), work
 
     def _prompt(
-        self, asked: Transcript, switches: Mapping[str, bool], model: Model
-    ) -> tuple[ChatRequest, Asked]:
+        self, asked: Transcript, switches: Mapping[str, bool], model: LoadedModel
+    ) -> tuple[ChatRequest, RenderedPrompt]:
         template = dict(switches) or None
         request = ChatRequest(model=self.model_id, messages=asked.messages, chat_template_kwargs=template)
         try:
@@ -299,7 +293,7 @@ class Conversation(AbstractContextManager["Conversation"]):
             kind = DoesNotFit if refusal.code == "context_length_exceeded" else PromptError
             raise kind(refusal.message) from None
 
-    def _check_template(self, model: Model, system: str | None) -> None:
+    def _check_template(self, model: LoadedModel, system: str | None) -> None:
         """Make sure that no switch is without effect."""
         switches, name = self.options.switches, model.entry.name
 
@@ -307,7 +301,7 @@ class Conversation(AbstractContextManager["Conversation"]):
             return self._prompt(Transcript(system).asked("?"), switches, model)[1].tokens
 
         opposite = {key: not value for key, value in switches.items()}
-        if switches and (not knows(model, switches) or tokens(None, switches) == tokens(None, opposite)):
+        if switches and (not has_switch(model, switches) or tokens(None, switches) == tokens(None, opposite)):
             raise ConfigurationError(
                 f"--thinking {self.options.thinking}: the chat template of {name} has no such switch; "
                 "leave it out"
@@ -316,16 +310,18 @@ class Conversation(AbstractContextManager["Conversation"]):
             raise ConfigurationError(f"the chat template of {name} ignores system turns")
 
 
-def _listen(builder: Chat, events: Events) -> Generator[Progress | Piece, None, Turn]:
+def _listen(
+    builder: ChatResponseBuilder, events: Events
+) -> Generator[PrefillProgress | ParsedText, None, Turn]:
     """Tell an answer as it comes, until it has ended or is stopped; return the turn."""
     cached, first, last = None, 0.0, 0.0
     rounds: list[Round] = []
-    said, ended = Piece(), None
+    said, ended = ParsedText(), None
     while ended is None and (event := events.get()) is not None:
         match event:
-            case Failed():
+            case DecodeFailed():
                 raise event.error
-            case Progress():
+            case PrefillProgress():
                 cached = event.done if cached is None else cached
                 yield event
                 continue
@@ -336,7 +332,7 @@ def _listen(builder: Chat, events: Events) -> Generator[Progress | Piece, None, 
                 else:
                     rounds.append(event.round)
                 replies = builder.take([event])
-            case Ended():
+            case DecodeFinished():
                 ended, replies = event, builder.end(event)
         for piece in filter(None, map(_piece, replies)):
             said += piece
@@ -345,19 +341,19 @@ def _listen(builder: Chat, events: Events) -> Generator[Progress | Piece, None, 
     return Turn(
         content=said.content,
         reasoning=said.reasoning,
-        finish=INTERRUPTED if ended is None else ended.finish,
+        finish=INTERRUPTED if ended is None else ended.outcome.finish,
         usage=builder.usage((cached or 0) if ended is None else ended.cached_tokens),
-        seconds=last - first if ended is None else ended.decode_s,
+        seconds=last - first if ended is None else ended.outcome.decode_s,
         verify_rounds=len(verified),
         accepted=sum(record.accepted for record in verified),
         provenance=None if ended is None else builder.provenance(ended),
     )
 
 
-def _piece(reply: Reply) -> Piece:
+def _piece(reply: Reply) -> ParsedText:
     """A reply's text; a tool call, for which there was no tool, is text too."""
     if not isinstance(reply, ChatChunk) or not reply.choices:
-        return Piece()
+        return ParsedText()
     delta = reply.choices[0].delta
     calls = [f"{call.function.name}({call.function.arguments})" for call in delta.tool_calls or []]
-    return Piece("".join([delta.content or "", *calls]), delta.reasoning or "")
+    return ParsedText("".join([delta.content or "", *calls]), delta.reasoning or "")

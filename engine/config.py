@@ -8,7 +8,7 @@ from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.decode import Diagnosis
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
-from engine.drafters.registry import WITH_LOOKUP, open_drafter
+from engine.drafters.registry import WITH_LOOKUP, drafter_policy, open_drafter
 from engine.errors import ConfigurationError
 from engine.restoration.loading import open_restoration
 from engine.restoration.session import RestorationPlan
@@ -33,6 +33,7 @@ class Options:
     compiled: bool = True  # run short blocks as compiled graphs where the model allows it
     single_graph: bool = False  # evaluate draft and verify as one graph, to see what two are worth
     kv: str = "native"  # see `engine.cache.policy`
+    drafter_kv: str = "native"  # of the drafter's own keys and values; see `engine.drafters.registry`
     quantize: str | None = None  # pack the target's weights, see `engine.target.quantize`
     projector: Path | None = None  # folder, for ``restored:learned``; None: the shipped one
 
@@ -83,8 +84,10 @@ def open_engine(options: Options) -> Engine:
     block = parse_block(options.block)
     if options.prefill_chunk < 1:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {options.prefill_chunk}")
-    policy = parse_policy(options.kv)
+    policy, drafters_own = parse_policy(options.kv), drafter_policy(options.drafter_kv)
     spec = _drafter_spec(options)
+    if spec is None and drafters_own != NATIVE:
+        raise ConfigurationError(f"--drafter-kv {options.drafter_kv} needs a drafter; give --drafter")
     if spec is None and block is not None and block > 1:
         raise ConfigurationError(f"--block {block} needs a drafter; give --drafter")
     target = load_target(options.model or SHIPPED_TARGET, options.dtype, options.quantize)
@@ -100,7 +103,7 @@ def open_engine(options: Options) -> Engine:
     fit_threads(target.target.hidden_size)
     if spec is None or block == 1:
         return Engine(options, target, None, alone=spec is None, policy=policy, restoration=restoration)
-    drafter = open_drafter(spec, target, options.dtype)
+    drafter = open_drafter(spec, target, options.dtype, drafters_own)
     most = 2 * drafter.drafter.block_size
     if block is not None and block > most:
         raise ConfigurationError(f"--block {block} is more than {most}, twice what this drafter was made for")

@@ -217,6 +217,7 @@ class Outcome:
     kept: int | None = None  # positions, see `kept_positions`
     restored: int = 0  # positions times layers whose keys and values were injected
     drafter_forwards: int = 0  # of the drafter's network, counted where it runs
+    drafter_resident_bytes: int = 0  # of its own state: keys and values, or its index of the text
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -345,6 +346,7 @@ def generate_in_session(
                     kept=kept_positions(session.caches),
                     restored=session.restored,
                     drafter_forwards=drafter.forwards - forwards_before if drafter else 0,
+                    drafter_resident_bytes=drafter.nbytes if drafter else 0,
                 )
             piece = pieces[-1] if pieces else ""
             yield TextStep(step.tokens, step.round, step.finish, step.logprobs, piece, outcome)

@@ -1,6 +1,7 @@
 """KV policies as `--kv` and a report's arms write them, the caches each may hold, the bits a value may take.
 
 native                      all the model can see, as it is
+full-kv                     sliding layers keep all positions, out of their window hidden from the queries
 sliding-bounded[:S,W]       sliding layers keep S pinned positions and the last W; full layers everything
 sink-window[:S,W]           every attention layer does, with the true positions
 affine[:BITS,GROUP]         in mlx's affine code, attention on the codes
@@ -25,7 +26,8 @@ from functools import cached_property, lru_cache
 FULL, BATCHED = frozenset({"KVCache"}), frozenset({"RaggedKV"})
 SLIDING = frozenset({"RotatingKVCache", "SlidingRing"})
 NATIVE_CLASSES = FULL | SLIDING | BATCHED | {"ChunkedKVCache", "ArraysCache", "CacheList"}
-CODED, RESTORED = "CodedKV", "RestoredKV"
+CODED, RESTORED, WINDOWED = "CodedKV", "RestoredKV", "WindowedKV"
+FULL_KV = "full-kv"
 
 SOURCES = ("exact", "learned", "zeros", "noise")
 MEANINGFUL = ("exact", "learned")  # sources of which restoration can be claimed; the others are controls
@@ -41,6 +43,7 @@ _LATTICE = ("LATTICE", LATTICES)
 # kind -> (what is left out after the colon, the layers, what its two values may be)
 KINDS: dict[str, tuple[str, str, tuple[tuple[str, Sequence[object]], ...]]] = {
     "native": ("", "all", ()),
+    FULL_KV: ("", "sliding", ()),
     "sliding-bounded": ("4,64", "sliding", _BOUND),
     "sink-window": ("4,64", "all", _BOUND),
     "affine": ("4,64", "all", _AFFINE),
@@ -70,7 +73,7 @@ class KVPolicy:
     @property
     def spec(self) -> str:
         """The whole text, defaults written out."""
-        if self.kind == "native":
+        if not self.values:
             return self.kind
         source = f"{self.source}:" if self.source else ""
         return f"{self.kind}:{source}{','.join(self.values)}@{self.layers}"
@@ -100,6 +103,12 @@ class KVPolicy:
         """The most positions that a query may see in a layer it applies to; None where nothing is bounded."""
         return self.span if self.kind in BOUNDED else None
 
+    def fewest_positions(self, length: int, seen: int) -> int:
+        """The fewest of ``length`` positions that a layer it applies to keeps; ``seen`` natively."""
+        if self.kind == FULL_KV:
+            return length
+        return min(seen, self.span - 1) if self.span else seen
+
     def may_apply(self, index: int, kind: str) -> bool:
         """Whether it may apply to a layer, by its index and its kind: ``full``, ``sliding`` or ``other``."""
         if self.kind == "native" or kind == "other":
@@ -112,14 +121,21 @@ class KVPolicy:
     @property
     def classes(self) -> frozenset[str]:
         """The cache classes an arm of this policy may hold."""
-        return NATIVE_CLASSES | ({CODED} if self.coded else {RESTORED} if self.source else set())
+        return NATIVE_CLASSES | self._own
 
     @property
     def needed(self) -> frozenset[str]:
         """Classes; it must hold one of them, or the policy was not in use. Empty for ``native``."""
         if self.kind == "native" or self.coded:
-            return frozenset({CODED} if self.coded else ())
-        return BATCHED | {RESTORED if self.source else "SlidingRing"}
+            return self._own
+        return BATCHED | (self._own or {"SlidingRing"})
+
+    @property
+    def _own(self) -> frozenset[str]:
+        """The class that only caches of such a policy have."""
+        if self.kind == FULL_KV:
+            return frozenset({WINDOWED})
+        return frozenset({CODED} if self.coded else {RESTORED} if self.source else ())
 
     @property
     def replaced(self) -> frozenset[str]:
@@ -129,7 +145,7 @@ class KVPolicy:
         named = {"all": FULL | SLIDING | BATCHED, "full": FULL, "sliding": SLIDING}.get(
             self.layers, frozenset()
         )
-        return named if self.coded else named & FULL  # a narrow ring stays itself
+        return named if self.coded or self.kind == FULL_KV else named & FULL  # a narrow ring stays itself
 
     @cached_property
     def numbers(self) -> frozenset[int] | None:
@@ -177,10 +193,10 @@ def parse_policy(text: str) -> KVPolicy:
     kind, colon, rest = body.partition(":")
     if kind not in KINDS:
         raise PolicyFault(f"{kind!r} is none of {', '.join(KINDS)}")
-    if kind == "native":
+    if not KINDS[kind][2]:
         if colon or at:
-            raise PolicyFault("native takes nothing behind it")
-        return NATIVE
+            raise PolicyFault(f"{kind} takes nothing behind it")
+        return KVPolicy(kind, (), KINDS[kind][1])
     source: str | None = None
     if kind == "restored":
         source, colon, rest = rest.partition(":")

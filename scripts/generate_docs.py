@@ -71,8 +71,7 @@ def presets_page() -> str:
 
 
 def models_page() -> str:
-    from engine.registry.page import registry_markdown
-    from engine.registry.registry import Registry
+    from engine.registry import Registry, registry_markdown
 
     return NOTE + registry_markdown(Registry.load())
 

@@ -20,7 +20,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, _BaseCache
 
 from engine.cache.coded import CodedKV
 from engine.cache.policy import RestoredKV
-from engine.cache.ring import SlidingRing, whole_steps, widened
+from engine.cache.ring import SlidingRing, WindowedKV, whole_steps, widened
 from engine.cache.rollback import RecurrentRollback
 from engine.cache.transaction import TransactionBase, members_of
 from engine.errors import ModelError
@@ -29,7 +29,7 @@ from engine.errors import ModelError
 RAGGED_FAMILIES = (
     "falcon_h1", "kimi_linear", "lfm2", "mamba2", "qwen3_5", "qwen3_5_moe", "qwen3_next",
 )  # fmt: skip
-MERGED = (KVCache, RestoredKV, SlidingRing, ArraysCache)
+MERGED = (KVCache, RestoredKV, WindowedKV, SlidingRing, ArraysCache)
 
 
 class RaggedKV(_BaseCache):
@@ -38,24 +38,20 @@ class RaggedKV(_BaseCache):
     def __init__(self, keys: mx.array, values: mx.array, caches: Sequence[Any]) -> None:
         """Use buffers [S, KV heads, rows, head dim] with the rows of ``caches``, one each."""
         self.keys, self.values = keys, values
-        ring = caches[0] if type(caches[0]) is SlidingRing else None
-        self.window: int | None = ring.window if ring else None
-        self.headroom: int | None = ring.headroom if ring else None
-        self.sink = ring.sink if ring else 0
-        self._turn = ring.window + ring.headroom if ring else 0  # rows a sliding layer's positions share
+        self.window, self.headroom, self.sink = _shape(caches[0])
+        # Positions this far apart share a row of a ring; 0: none do.
+        self._turn = self.window + self.headroom if self.window and self.headroom else 0
         self.lengths = [int(cache.offset) for cache in caches]
-        self._floors = [cache.floor if ring else 0 for cache in caches]
+        self._floors = [cache.floor if self._turn else 0 for cache in caches]
         self._starts: list[int] | None = None  # lengths at `begin`; None outside of a transaction
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> "RaggedKV":
         """Copies of the caches of one layer in different sequences, of one kind and none of them empty."""
-        if type(caches[0]) is SlidingRing:
-            if len({_shape(cache) for cache in caches}) > 1:
-                raise ValueError("sequences of a batch need the same window, headroom and pinned entries")
-            rows = caches[0].capacity
-        else:
-            rows = whole_steps(max(int(cache.offset) for cache in caches))
+        if len({_shape(cache) for cache in caches}) > 1:
+            raise ValueError("sequences of a batch need the same window, headroom and pinned entries")
+        is_ring = type(caches[0]) is SlidingRing
+        rows = caches[0].capacity if is_ring else whole_steps(max(int(cache.offset) for cache in caches))
         keys = mx.concatenate([_fitted(cache.keys, rows) for cache in caches])
         values = mx.concatenate([_fitted(cache.values, rows) for cache in caches])
         return cls(keys, values, caches)
@@ -68,7 +64,7 @@ class RaggedKV(_BaseCache):
             ring = SlidingRing(self.window, self.headroom, self.sink)
             ring.state = keys, values, length, length, self._floors[row], None, *_shape(ring)
             return ring
-        cache = KVCache()  # type: ignore[no-untyped-call]
+        cache = KVCache() if self.window is None else WindowedKV(self.window, self.sink)  # type: ignore[no-untyped-call]
         cache.keys, cache.values, cache.offset = keys, values, length
         return cache
 
@@ -125,10 +121,11 @@ class RaggedKV(_BaseCache):
         """Which rows N new queries of every sequence see, bool [S, 1, N, rows]."""
         query = (self.offset[:, None] + mx.arange(N))[:, None, :, None]  # [S, 1, N, 1]
         row = mx.arange(self._rows(N))
-        if self.window is None:
-            seen = row <= query
-            return seen if window_size is None else seen & (row > query - window_size)
-        window = min(window_size or self.window, self.window)
+        window = min((size for size in (window_size, self.window) if size), default=None)
+        if window is None:
+            return row <= query
+        if not self._turn:
+            return (row <= query) & ((row > query - window) | (row < self.sink))
         newest = query[:, :, -1:]
         position = newest - (newest - row) % self._turn
         seen = (position <= query) & (position > query - window) & (position >= self.sink)
@@ -167,8 +164,11 @@ class RaggedKV(_BaseCache):
         return self.keys.nbytes + self.values.nbytes
 
 
-def _shape(ring: SlidingRing) -> tuple[int, int, int]:
-    return ring.window, ring.headroom, ring.sink
+def _shape(cache: Any) -> tuple[int | None, int | None, int]:
+    """Window, headroom and pinned positions."""
+    if type(cache) is SlidingRing:
+        return cache.window, cache.headroom, cache.sink
+    return (cache.window, None, cache.sink) if type(cache) is WindowedKV else (None, None, 0)
 
 
 def _fitted(buffer: mx.array, rows: int) -> mx.array:

@@ -16,7 +16,7 @@ from engine.cache.codecs.affine import Affine, Rotated
 from engine.cache.codecs.base import Codec
 from engine.cache.codecs.lattice import LatticeCompat, LatticePacked
 from engine.cache.coded import CodedKV
-from engine.cache.ring import SlidingRing
+from engine.cache.ring import SlidingRing, WindowedKV
 from engine.errors import ConfigurationError
 from evidence_format import policies
 
@@ -112,6 +112,8 @@ class KVPolicy(policies.KVPolicy):
         if code := CODES.get(self.kind):
             stores = [_like(cache) for _ in range(code.parts)]
             return CodedKV(self.spec, partial(code.codec, self.values), stores, attended=code.attended)
+        if self.kind == policies.FULL_KV:
+            return WindowedKV(cache.window, cache.sink)
         if self.source is not None:
             return RestoredKV()  # type: ignore[no-untyped-call]
         if type(cache) is SlidingRing and cache.window <= self.window:
@@ -122,12 +124,12 @@ class KVPolicy(policies.KVPolicy):
 NATIVE = KVPolicy()
 
 
-def parse_policy(text: str) -> KVPolicy:
-    """What a ``--kv`` text says; ConfigurationError where it is no policy."""
+def parse_policy(text: str, option: str = "--kv") -> KVPolicy:
+    """What the text of an option says; ConfigurationError where it is no policy."""
     try:
         read = policies.parse_policy(text)
     except policies.PolicyFault as fault:
-        raise ConfigurationError(f"--kv {text!r}: {fault}") from None
+        raise ConfigurationError(f"{option} {text!r}: {fault}") from None
     return KVPolicy(read.kind, read.values, read.layers, read.source)
 
 

@@ -1,6 +1,6 @@
 """Sliding-window keys and values that can be rolled back exactly, also after the window has wrapped.
 
-mlx-lm's `RotatingKVCache` overwrites entries the next query still sees, so after a wrap nothing can be taken
+mlx-lm's `RotatingKVCache` overwrites entries the next query still sees, so after a wrap nothing can come
 back. This ring has ``headroom`` spare rows: what a block overwrites had left the window before it came.
 
     row of position p:   p                              for p < sink (pinned for good)
@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import _BaseCache
+from mlx_lm.models.cache import KVCache, _BaseCache
 
 STEP = 256  # rows by which buffers grow that have no bound
 
@@ -32,6 +32,41 @@ def widened(buffer: mx.array | None, rows: int, like: mx.array) -> mx.array:
 def whole_steps(rows: int) -> int:
     """The next multiple of `STEP`."""
     return -(-rows // STEP) * STEP
+
+
+class WindowedKV(KVCache):
+    """A sliding layer that keeps all positions: the mask alone hides what has left the window.
+
+    Its bytes grow with the text like a full layer's, and it goes back to any position.
+    """
+
+    def __init__(self, window: int, sink: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.window, self.sink = window, sink
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803 - the name models call it by
+        window_size: int | None = None,
+        return_array: bool = False,
+    ) -> mx.array | str | None:
+        """Mask [N, offset + N] for N new queries; a query at q sees p ≤ q with p > q - window or p < sink."""
+        window, end = min(window_size or self.window, self.window), self.offset + N
+        if end <= window + self.sink:
+            plain: mx.array | str | None = super().make_mask(N, window_size=None, return_array=return_array)  # type: ignore[no-untyped-call]
+            return plain
+        query, row = mx.arange(self.offset, end)[:, None], mx.arange(end)[None]
+        recent = row > query - window
+        return (row <= query) & (recent | (row < self.sink) if self.sink else recent)
+
+    @property
+    def state(self) -> Any:
+        """All that defines the cache, as mlx-lm saves it."""
+        return self.keys, self.values, self.offset, self.window, self.sink
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.keys, self.values, self.offset, self.window, self.sink = value
 
 
 class SlidingRing(_BaseCache):

@@ -9,7 +9,7 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from engine.cache.batch import RaggedKV
 from engine.cache.coded import CodedKV
-from engine.cache.ring import SlidingRing
+from engine.cache.ring import SlidingRing, WindowedKV
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ def held(cache: Any) -> VisibleRows | None:
     keys, values = cache.keys_and_values()
     if keys is None or values is None:
         return None
-    if type(store) is not SlidingRing:
+    if type(store) not in {SlidingRing, WindowedKV}:
         return VisibleRows(list(range(int(store.offset))), keys, values)
     positions = _visible(store.offset, store.window, store.sink)
     pinned = min(store.sink, len(positions))
-    first = keys.shape[2] - len(positions) + pinned  # a ring's are those that the last queries saw
+    first = keys.shape[2] - len(positions) + pinned  # there are more: those that the last queries saw, or all
     keys, values = (
         mx.concatenate([rows[..., :pinned, :], rows[..., first:, :]], axis=2) for rows in (keys, values)
     )
@@ -78,7 +78,7 @@ def kept_positions(caches: Sequence[Any]) -> int | None:
     """
     seen = []
     for cache in caches:
-        if type(cache) is SlidingRing:
+        if type(cache) in {SlidingRing, WindowedKV}:
             seen.append(len(_visible(cache.offset, cache.window, cache.sink)))
         elif type(cache) is RotatingKVCache:
             seen.append(len(_visible(cache.offset, cache.max_size - cache.keep, cache.keep)))

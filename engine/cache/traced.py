@@ -2,7 +2,7 @@
 
 A graph that is compiled once must not know how many positions are held, so nothing in it has a shape or a
 constant that depends on it: new rows are written at a given place, and attention goes over somewhat more
-rows than are held, with a given mask, which hides what is free, stale or out of the window. The stand-ins
+rows than are held, with a given mask, which hides what is free, stale or out of the window. The caches
 here are made from the caches for one forward, and what they hold is read back into them. Masks are slices of
 tables made once.
 """
@@ -16,7 +16,7 @@ from mlx_lm.models.cache import KVCache
 
 from engine.cache.coded import CodedKV
 from engine.cache.policy import RestoredKV
-from engine.cache.ring import SlidingRing, whole_steps, widened
+from engine.cache.ring import SlidingRing, WindowedKV, whole_steps, widened
 from engine.device import launch
 
 FINEST = 64  # rows by which attention widens, at the beginning
@@ -64,12 +64,13 @@ class TracedRing(TracedKV):
 STAND_INS: dict[type, type[TracedKV]] = {
     KVCache: TracedKV,
     RestoredKV: TracedKV,
+    WindowedKV: TracedKV,
     SlidingRing: TracedRing,
 }
 
 
 def traceable(caches: Sequence[Any]) -> bool:
-    """Whether every cache has a stand-in, or is coded over stores that have one."""
+    """Whether every cache has a traced kind, or is coded over stores that have one."""
     return bool(caches) and all(type(store) in STAND_INS for store in stores_of(caches))
 
 
@@ -79,7 +80,7 @@ def stores_of(caches: Sequence[Any]) -> list[Any]:
 
 
 def stood_in(caches: Sequence[Any], stand_ins: Sequence[TracedKV]) -> list[Any]:
-    """What a model is run on: stand-ins of `stores_of`, those of a coded cache under its code."""
+    """What a model is run on: traced caches of `stores_of`, those of a coded cache under its code."""
     given = iter(stand_ins)
     return [
         cache.over([next(given) for _ in cache.stores]) if type(cache) is CodedKV else next(given)
@@ -89,7 +90,9 @@ def stood_in(caches: Sequence[Any], stand_ins: Sequence[TracedKV]) -> list[Any]:
 
 def layout(cache: Any) -> tuple[int, ...]:
     """Caches of one layout and size are told the same by `entry`."""
-    return (cache.window, cache.headroom, cache.sink) if type(cache) is SlidingRing else ()
+    if type(cache) is SlidingRing:
+        return cache.window, cache.headroom, cache.sink
+    return (cache.window, cache.sink) if type(cache) is WindowedKV else ()
 
 
 def reserve(cache: Any, new: int) -> bool:
@@ -112,10 +115,9 @@ def entry(cache: Any, new: int) -> Entry:
         places = mx.array(
             [row for first, last in cache.runs(offset, offset + new) for row in range(first, last)]
         )
-        mask = _ring_mask(cache, new, rows)
     else:
-        places, mask = mx.array([offset]), _band(rows, new, None)[:, rows - offset : 2 * rows - offset]
-    return mx.array([offset]), places, mask
+        places = mx.array([offset])
+    return mx.array([offset]), places, _mask(cache, new, rows)
 
 
 def appended(cache: Any, count: int, written: int) -> None:
@@ -126,17 +128,18 @@ def appended(cache: Any, count: int, written: int) -> None:
         cache.offset += count
 
 
-def _ring_mask(ring: SlidingRing, new: int, rows: int) -> mx.array:
-    """Mask [new, rows] of a ring; ``rows`` are all of them once it has wrapped."""
-    if ring.offset + new <= rows:  # nothing has wrapped: position p is in row p
-        mask = _band(rows, new, ring.window)[:, rows - ring.offset : 2 * rows - ring.offset]
+def _mask(cache: Any, new: int, rows: int) -> mx.array:
+    """Mask [new, rows] of a cache; ``rows`` are all of a ring's once it has wrapped."""
+    offset, *shape = cache.offset, *layout(cache)
+    window, sink = (shape[0], shape[-1]) if shape else (None, 0)
+    if offset + new <= rows:  # nothing has wrapped: position p is in row p
+        mask = _band(rows, new, window)[:, rows - offset : 2 * rows - offset]
     else:
-        mask = ring.turned_mask(new)
-    if not ring.sink:
+        mask = cache.turned_mask(new)
+    if not sink:
         return mask
-    query = mx.arange(ring.offset, ring.offset + new)[:, None]
-    row = mx.arange(rows)[None]
-    return mx.where(row < ring.sink, row <= query, mask)
+    query, row = mx.arange(offset, offset + new)[:, None], mx.arange(rows)[None]
+    return mx.where(row < sink, row <= query, mask)
 
 
 @lru_cache(maxsize=TABLES)

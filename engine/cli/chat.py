@@ -55,7 +55,7 @@ def command(
     prepare()
     from engine.chat import ChatOptions, Conversation
     from engine.cli.chat_terminal import ChatLoop, InputLines, Screen
-    from engine.registry.locate import Places
+    from engine.registry import Places
     from engine.sampling import Sampling
 
     names = ("temperature", "top_p", "min_p", "top_k", "seed")

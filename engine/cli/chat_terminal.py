@@ -19,8 +19,8 @@ import click
 
 from engine.chat import Conversation, DoesNotFit, Transcript, Turn
 from engine.errors import ConfigurationError, GenerationError, InputError, PromptError
-from engine.server.decoding.work import Progress
-from engine.server.text.parsing import Piece
+from engine.server.parsing import ParsedText
+from engine.server.sequence import PrefillProgress
 
 PROMPT, MORE = "> ", ". "
 PASTE_S = 0.02  # a pasted line is followed by the next one so soon; people do not type that fast
@@ -132,12 +132,12 @@ class Screen:
         if self._as_json:
             click.echo(json.dumps({"error": message}))
 
-    def show(self, event: Progress | Piece | Turn) -> None:
+    def show(self, event: PrefillProgress | ParsedText | Turn) -> None:
         """Show how far a long prompt is read, a piece of the answer, or that it has ended."""
         match event:
-            case Progress() if event.total - event.done > MANY:
+            case PrefillProgress() if event.total - event.done > MANY:
                 self.passing(f"reading {event.done:,} of {event.total:,} tokens …")
-            case Piece() if not self._as_json:
+            case ParsedText() if not self._as_json:
                 if event.reasoning and self._reasoning:
                     self._show("reasoning", event.reasoning)
                 if event.content:
@@ -239,7 +239,7 @@ class ChatLoop:
         elif text.strip():
             self._answer(lambda: self.conversation.say(text.removeprefix("/")))
 
-    def _answer(self, ask: Callable[[], Iterator[Progress | Piece | Turn]]) -> None:
+    def _answer(self, ask: Callable[[], Iterator[PrefillProgress | ParsedText | Turn]]) -> None:
         """Have the model speak, and show it; Ctrl-C ends the answer and keeps what was said."""
         before = signal.signal(signal.SIGINT, lambda *_: self.conversation.stop())
         try:

@@ -39,10 +39,18 @@ engine_options = group(
         default="native",
         show_default=True,
         metavar="POLICY",
-        help="Which keys and values are kept, and how: native, sliding-bounded[:S,W], "
-        "sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], lattice[:d4|e8,Q], "
-        "lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; then perhaps "
-        "@all, @full, @sliding, @inner:N or @2,5.",
+        help="Which keys and values are kept, and how: native, full-kv, "
+        "sliding-bounded[:S,W], sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], "
+        "lattice[:d4|e8,Q], lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; "
+        "then perhaps @all, @full, @sliding, @inner:N or @2,5.",
+    ),
+    option(
+        "--drafter-kv",
+        default="native",
+        show_default=True,
+        metavar="POLICY",
+        help="How the drafter keeps its own keys and values: native, sink-window[:S,W], "
+        "affine[:BITS,GROUP] or rotated[:BITS,GROUP].",
     ),
     option("--quantize", metavar="BITS[,GROUP]", help="Pack the target's weights on loading."),
     option(
@@ -100,14 +108,14 @@ def take_engine(values: dict[str, Any]) -> Any:
 
     names = (
         "model", "drafter", "block", "prefill_chunk", "dtype", "compiled", "single_graph",
-        "kv", "quantize", "projector",
+        "kv", "drafter_kv", "quantize", "projector",
     )  # fmt: skip
     return Options(**{name: values.pop(name) for name in names})
 
 
 def take_registry(values: dict[str, Any]) -> Any:
     """The registry of a file, or of one folder, from the values of `registry_options`."""
-    from engine.registry.registry import Registry
+    from engine.registry import Registry
 
     if values["model"] is not None:
         if values["registry"] is not None:

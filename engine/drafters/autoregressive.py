@@ -10,14 +10,17 @@ target can pay.
 """
 
 from collections.abc import Sequence
+from weakref import finalize
 
 import mlx.core as mx
 
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.transaction import Transaction, new_caches, resident
 from engine.device import launch, read_tokens
 from engine.drafters.base import Draft, TextDrafter, refuse_mismatch
 from engine.errors import ConfigurationError
 from engine.sampling import Sampler
+from engine.target.attention import CodedAttention
 from engine.target.model import Target
 
 CHUNK = 512  # unseen tokens per forward that drafts nothing
@@ -29,11 +32,13 @@ class Autoregressive(TextDrafter):
 
     name = "autoregressive"
 
-    def __init__(self, model: Target, block_size: int = 8) -> None:
-        """Draft with ``model``, blocks of up to twice ``block_size``."""
+    def __init__(self, model: Target, block_size: int = 8, policy: KVPolicy = NATIVE) -> None:
+        """Draft with ``model``, blocks of up to twice ``block_size``; ``policy`` is of its own caches."""
         if block_size < 2:
             raise ConfigurationError(f"a drafter's block must be at least 2, not {block_size}")
-        self._model, self.block_size = model, block_size
+        self._model, self.block_size, self._policy = model, block_size, policy
+        if policy.attended:
+            finalize(self, CodedAttention(model.model).close)
         self.forwards = 0
         self._transaction = self._new_transaction()
         self.start()
@@ -44,7 +49,7 @@ class Autoregressive(TextDrafter):
 
     def twin(self) -> "Autoregressive":
         """See `Drafter.twin`."""
-        return Autoregressive(self._model, self.block_size)
+        return Autoregressive(self._model, self.block_size, self._policy)
 
     def start(self) -> None:
         """Forget the sequence."""
@@ -143,5 +148,5 @@ class Autoregressive(TextDrafter):
         self._fed = 0  # observed tokens that were fed for good
 
     def _new_transaction(self) -> Transaction:
-        caches = new_caches(self._model.model, UNSEEN + 2 * self.block_size)
+        caches = new_caches(self._model.model, UNSEEN + 2 * self.block_size, self._policy)
         return Transaction(self._model.model, caches)

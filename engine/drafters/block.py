@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.device import launch
 from engine.drafters.base import Draft, refuse_mismatch
 from engine.errors import DrafterMismatchError
@@ -23,9 +24,10 @@ class BlockDrafter:
 
     absorb_at = 512  # waiting rows that enter without a draft
 
-    def __init__(self, network: DFlash) -> None:
+    def __init__(self, network: DFlash, policy: KVPolicy = NATIVE) -> None:
+        """Draft with ``network``, whose own keys and values ``policy`` says how to keep."""
         config = network.config
-        self.network, self.name = network, config.kind
+        self.network, self.name, self._policy = network, config.kind, policy
         self.tap_layers, self.block_size = config.target_layer_ids, config.block_size
         self.forwards = 0
         self._target: Target | None = None
@@ -48,13 +50,13 @@ class BlockDrafter:
 
     def twin(self) -> "BlockDrafter":
         """See `Drafter.twin`."""
-        other = BlockDrafter(self.network)
+        other = BlockDrafter(self.network, self._policy)
         other._target = self._target
         return other
 
     def start(self) -> None:
         """Forget the sequence."""
-        self._context = Context(self.network.config)
+        self._context = Context(self.network.config, self._policy)
         self._waiting: list[mx.array] = []
         self._waits = 0  # rows in there
 
@@ -66,7 +68,7 @@ class BlockDrafter:
         self._waits += len(tokens)
         if self._waits >= self.absorb_at:
             self.network.absorb(self._take_waiting(), self._context)
-            launch([(layer.keys, layer.values) for layer in self._context.layers])
+            launch([layer.buffers for layer in self._context.layers])
 
     def rewind(self, count: int) -> bool:
         """See `Drafter.rewind`; rows a sliding layer has dropped already cannot come back."""

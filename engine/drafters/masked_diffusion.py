@@ -53,7 +53,7 @@ class MaskedDiffusion(TextDrafter):
 
         Args:
             network: the model.
-            mask_token_id: the token that stands for an unknown one.
+            mask_token_id: the token for an unknown one.
             block_size: block length to draft by default, the bonus token included.
             steps: forwards per block; a block of fewer masks takes one for each.
             context: committed tokens the network sees, the bonus included.

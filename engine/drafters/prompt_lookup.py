@@ -23,7 +23,7 @@ from engine.errors import ConfigurationError
 from engine.sampling import Sampler
 from engine.target.model import Target
 
-GRAMS = (4, 16)  # lengths that are indexed beside the shortest match
+GRAMS = (4, 16)  # lengths that are indexed besides the shortest match
 SLOTS = 1 << 16  # of each hash table
 LOOK_AT = 32  # most recent places of a gram that are compared
 LONGEST = 32  # tokens of a suffix that are compared

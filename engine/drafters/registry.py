@@ -5,6 +5,7 @@
     KIND:FOLDER                        likewise, and an error if it is another kind
     masked-diffusion:FOLDER?steps=4    likewise, with other settings than the folder's (block, steps, context)
     prompt-lookup+SPEC                 look-ups where they do better than what SPEC names
+    SPEC?kv=POLICY                     with its own keys and values kept so, like --drafter-kv POLICY
 
 How folders become networks is in `engine.target.loading`.
 """
@@ -12,18 +13,21 @@ How folders become networks is in `engine.target.loading`.
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mlx_lm.utils import load_model
 
+from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.drafters.autoregressive import Autoregressive
+from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
+from engine.target.attention import refuse_policy
 from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
     LoadedDrafter,
@@ -37,50 +41,97 @@ from engine.target.loading import (
 )
 
 WITH_LOOKUP = "prompt-lookup+"
+POLICY_MARK = "?kv="
+DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")
 
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """A line of help, and what opens a drafter from the text after ``KIND:``, its target and the dtype."""
+    """A line of help, and what opens a drafter, given its target and the dtype."""
 
     help: str
-    open: Callable[[str, LoadedTarget, str | None], LoadedDrafter]
+    open: Callable[["DrafterSpec", LoadedTarget, str | None], LoadedDrafter]
 
 
-def open_drafter(spec: str, target: LoadedTarget, dtype: str | None = None) -> LoadedDrafter:
+def drafter_policy(text: str) -> KVPolicy:
+    """What a ``--drafter-kv`` text says: how a drafter keeps keys and values, the same in all its layers."""
+    policy = parse_policy(text, "--drafter-kv")
+    if policy.kind not in DRAFTER_POLICIES or policy.layers != "all":
+        raise ConfigurationError(
+            f"--drafter-kv {text!r}: a drafter takes {', '.join(DRAFTER_POLICIES)}, for all of its layers"
+        )
+    return policy
+
+
+def split_policy(spec: str, policy: KVPolicy = NATIVE) -> tuple[str, KVPolicy]:
+    """A drafter's text without ``?kv=POLICY``, and that policy, or the one given."""
+    rest, mark, text = spec.partition(POLICY_MARK)
+    return (rest, drafter_policy(text)) if mark else (spec, policy)
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """What a ``--drafter`` text says."""
+
+    kind: str
+    argument: str  # a folder, perhaps with settings, or a number
+    policy: KVPolicy  # of its own keys and values
+    lookups: bool  # look-ups where they do better
+
+
+def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
+    """Read a ``--drafter`` text, and the kind of the folder it names.
+
+    Raises:
+        ConfigurationError: the text does not name a drafter.
+        ModelError: there is no such folder, or it holds no drafter.
+    """
+    spec, policy = split_policy(spec, policy)
+    rest = spec
+    while rest.startswith(WITH_LOOKUP):
+        rest = rest.removeprefix(WITH_LOOKUP)
+    if not rest:
+        raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
+    kind, colon, argument = rest.partition(":")
+    if kind not in KINDS:
+        if "/" not in rest and not Path(rest).exists():
+            raise ConfigurationError(
+                f"--drafter {rest!r} is neither a folder on this machine nor one of {', '.join(KINDS)}; "
+                "give a folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
+            )
+        kind, argument = kind_of(Path(rest)), rest
+    elif kind == PromptLookup.name:
+        argument = argument if colon else str(PromptLookup.default_shortest)
+    elif not argument:
+        raise ConfigurationError(f"--drafter {rest} lacks its folder; give {kind}:FOLDER")
+    else:
+        folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
+        if (found := kind_of(folder)) != kind:
+            raise ConfigurationError(f"--drafter {rest}: the folder holds a drafter of the kind {found}")
+    if policy.kind != NATIVE.kind and kind in (PromptLookup.name, MaskedDiffusion.name):
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps no keys and values; leave it out")
+    return DrafterSpec(kind, argument, policy, rest != spec)
+
+
+def open_drafter(
+    spec: str, target: LoadedTarget, dtype: str | None = None, policy: KVPolicy = NATIVE
+) -> LoadedDrafter:
     """Load what a ``--drafter`` text names (see the top of this file) and bind it to a target.
 
     Args:
         spec: the text.
         target: the model to draft for.
         dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
+        policy: how the drafter keeps its own keys and values, where the text does not say.
 
     Raises:
         ConfigurationError: the text does not name a drafter, or its value does not make sense.
         ModelError: the folder cannot be used.
         DrafterMismatchError: the drafter was made for another target; the message names both sides.
     """
-    if spec.startswith(WITH_LOOKUP):
-        if not (rest := spec.removeprefix(WITH_LOOKUP)):
-            raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
-        inner = open_drafter(rest, target, dtype)
-        return LoadedDrafter(WithLookup(inner.drafter), inner.card, inner.settings)
-    kind, colon, argument = spec.partition(":")
-    if kind not in KINDS:
-        if "/" not in spec and not Path(spec).exists():
-            raise ConfigurationError(
-                f"--drafter {spec!r} is neither a folder on this machine nor one of {', '.join(KINDS)}; "
-                "give a folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
-            )
-        return KINDS[kind_of(Path(spec))].open(spec, target, dtype)
-    if kind == PromptLookup.name:
-        return KINDS[kind].open(argument if colon else str(PromptLookup.default_shortest), target, dtype)
-    if not argument:
-        raise ConfigurationError(f"--drafter {spec} lacks its folder; give {kind}:FOLDER")
-    folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
-    if (found := kind_of(folder)) != kind:
-        raise ConfigurationError(f"--drafter {spec}: the folder holds a drafter of the kind {found}")
-    return KINDS[kind].open(argument, target, dtype)
+    asked = read_spec(spec, policy)
+    loaded = KINDS[asked.kind].open(asked, target, dtype)
+    return replace(loaded, drafter=WithLookup(loaded.drafter)) if asked.lookups else loaded
 
 
 def kind_of(folder: Path) -> str:
@@ -96,31 +147,44 @@ def kind_of(folder: Path) -> str:
     )
 
 
-def _open_prompt_lookup(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:  # noqa: ARG001
-    if not re.fullmatch("[0-9]{1,9}", argument):
+def _open_prompt_lookup(
+    spec: DrafterSpec,
+    target: LoadedTarget,
+    dtype: str | None,  # noqa: ARG001 - there is no network
+) -> LoadedDrafter:
+    if not re.fullmatch("[0-9]{1,9}", spec.argument):
         raise ConfigurationError(
-            f"--drafter prompt-lookup:{argument}: the shortest match must be a number of tokens, as in "
+            f"--drafter prompt-lookup:{spec.argument}: the shortest match must be a number of tokens, as in "
             "prompt-lookup:3"
         )
-    drafter = PromptLookup(int(argument))
+    drafter = PromptLookup(int(spec.argument))
     drafter.bind(target.target)
     return LoadedDrafter(drafter, None, f"shortest={drafter.shortest}")
 
 
-def _open_block(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    return load_drafter(Path(argument), target.target, dtype)
+def _open_block(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    loaded, policy = load_drafter(Path(spec.argument), target.target, dtype), spec.policy
+    if policy.kind == NATIVE.kind or not isinstance(loaded.drafter, BlockDrafter):
+        return loaded
+    try:
+        drafter = BlockDrafter(loaded.drafter.network, policy)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {error}") from None
+    drafter.bind(target.target)
+    return LoadedDrafter(drafter, loaded.card, f"kv={policy.spec}")
 
 
-def _open_autoregressive(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    model = load_target(Path(argument), dtype)
-    drafter = Autoregressive(model.target)
+def _open_autoregressive(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    model, policy = load_target(Path(spec.argument), dtype), spec.policy
+    refuse_policy(model.target.model, policy, "--drafter-kv")
+    drafter = Autoregressive(model.target, policy=policy)
     drafter.bind(target.target)
     refuse_other_tokens(model.tokenizer, target.tokenizer)
-    return LoadedDrafter(drafter, model.card)
+    return LoadedDrafter(drafter, model.card, None if policy.kind == NATIVE.kind else f"kv={policy.spec}")
 
 
-def _open_masked_diffusion(argument: str, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    (folder, asked), wanted = split_spec(argument), dtype_of(dtype)
+def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    (folder, asked), wanted = split_spec(spec.argument), dtype_of(dtype)
     files = weight_files(folder)
     config = read_json(folder / "config.json")
     settings = settings_of(folder / "config.json", config) | asked

@@ -1,31 +1,126 @@
-"""How an engine that makes its own caches is made to take others. Each way is a context manager.
+"""How an engine that makes its own caches is given ours, how their use is counted, and how all is undone.
 
-    keyword     its loop is given them
-    instance    the model is given a `make_cache` of its own, which hands them out
-    attribute   the name that makes caches in the engine's module hands them out, for this model alone
-    native      nothing: the engine keeps its own
-
-A context is open while the engine makes its caches, that is until its first token is there, and is closed
-before anybody else gets the word: caches of another sequence on the same model are made in the meantime.
-Leaving it puts back what was there, in whatever order contexts are left that were opened one in another.
-Whether an engine really used what it was handed is for `counting` to say.
+keyword     its loop has an argument for them
+instance    the model gets a `make_cache` of its own, which hands them out
+attribute   the name that makes caches in the engine's module hands them out, for this model alone
+native      nothing: the engine keeps its own
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.cache import ArraysCache
+
+from engine.cache.ring import SlidingRing
+from engine.cache.transaction import members_of
 from engine.errors import GenerationError
-from engine.external_engines.base import ForeignEngine
+from engine.target.loading import LoadedTarget
 
-Strategy = Callable[[ForeignEngine, Any, list[Any]], AbstractContextManager[dict[str, Any]]]
 MAKER = "make_cache"  # what mlx-lm asks a model for caches by
+NATIVE = "native"
+STRATEGIES = ("keyword", "instance", "attribute", NATIVE)  # in the order in which they are tried
 
 
-class UnusableStrategyError(GenerationError):
-    """The engine has no such door."""
+@dataclass
+class DraftCounts:
+    """What an engine tells of its drafts; no rounds: it tells nothing."""
+
+    rounds: int = 0  # verify forwards
+    accepted: int = 0  # drafts that the target confirmed
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens that a verify forward gave; None without one."""
+        return 1 + self.accepted / self.rounds if self.rounds else None
+
+
+@dataclass(frozen=True)
+class ExternalLoop:
+    """An engine opened for one target, its drafter loaded.
+
+    Attributes:
+        block: the most positions that it appends in one forward after the prompt's.
+        steps: from a prompt, a number of tokens, counts to fill in, and the target's caches under the
+            engine's own keyword, if it has one, to the tokens of a greedy continuation; no token stops it.
+    """
+
+    block: int
+    steps: Callable[..., Generator[int]]
+
+
+@dataclass(frozen=True)
+class LoopEntry:
+    """What is known of an engine before it is imported.
+
+    Attributes:
+        module: the package it needs.
+        install: what installs that.
+        open: from a target, a drafter's folder and a block (None: the engine's own) to a loop.
+        drafts: it needs a drafter's folder, and takes positions back, which caches must allow.
+        attends: it may attend by itself, past the function of the model's module that can read codes.
+        keyword: what its loop calls the target's caches; None where it has no such argument.
+        makers: names that make caches in its modules, as (module, dotted name); a maker is given the model.
+    """
+
+    module: str
+    install: str
+    open: Callable[[LoadedTarget, Any, int | None], ExternalLoop]
+    drafts: bool = True
+    attends: bool = False
+    keyword: str | None = None
+    makers: tuple[tuple[str, str], ...] = ()
+
+
+@contextmanager
+def handed_over(strategy: str, entry: LoopEntry, model: Any, caches: list[Any]) -> Iterator[dict[str, Any]]:
+    """Hand caches to an engine until it has made its own, that is until its first token.
+
+    Between two tokens caches of another sequence may be made on the same model, so the context must be left
+    by then. Leaving it puts back what was there, also where contexts overlap. Yields arguments for the loop.
+
+    Raises:
+        GenerationError: the engine has no such hook, or makes caches for more than one sequence.
+    """
+    models, left = models_of(model), [list(caches)]
+    keywords = {}
+    with ExitStack() as replacements:
+        if strategy == "keyword":
+            if entry.keyword is None:
+                raise GenerationError("the loop has no argument for caches")
+            keywords = {entry.keyword: list(caches)}
+        elif strategy == "instance":
+            for each in models:
+                replacements.enter_context(replaced(each, MAKER, _maker(models, left)))
+        elif strategy == "attribute":
+            if not entry.makers:
+                raise GenerationError("the engine makes caches by no name of its own")
+            for module, path in entry.makers:
+                inner, _, name = path.rpartition(".")
+                owner = attrgetter(inner)(import_module(module)) if inner else import_module(module)
+                if name not in vars(owner):
+                    raise GenerationError(f"there is no {module}.{path} in this version")
+                replacements.enter_context(replaced(owner, name, _maker(models, left, vars(owner)[name])))
+        yield keywords
+
+
+def _maker(models: list[Any], left: list[Any], before: Callable[..., Any] | None = None) -> Any:
+    """Hand caches out once; for other models do what was done before."""
+
+    def make(*arguments: Any, **named: Any) -> Any:  # a function also serves as a method
+        asked = (*arguments, *named.values())
+        if before is not None and not any(one is each for one in asked for each in models):
+            return before(*arguments, **named)
+        if not left:
+            raise GenerationError("caches were made for more than one sequence")
+        return left.pop()
+
+    return make
 
 
 @contextmanager
@@ -43,82 +138,100 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
-@contextmanager
-def keyword(engine: ForeignEngine, model: Any, caches: list[Any]) -> Iterator[dict[str, Any]]:  # noqa: ARG001
-    """Give the caches to the engine's loop."""
-    if engine.keyword is None:
-        raise UnusableStrategyError(f"the loop of {engine.name} takes no caches")
-    yield {engine.keyword: list(caches)}
-
-
-@contextmanager
-def instance(engine: ForeignEngine, model: Any, caches: list[Any]) -> Iterator[dict[str, Any]]:
-    """Let the model hand them out, and the text model inside it, which some engines ask instead."""
-    hand_out = _once(engine, caches)
-    with ExitStack() as opened:
-        for asked in models_of(model):
-            opened.enter_context(replaced(asked, MAKER, hand_out))
-        yield {}
-
-
-@contextmanager
-def attribute(engine: ForeignEngine, model: Any, caches: list[Any]) -> Iterator[dict[str, Any]]:
-    """Let the engine's own name for making caches hand them out; for other models it does what it did."""
-    if not engine.makers:
-        raise UnusableStrategyError(f"{engine.name} makes caches by no name of its own")
-    hand_out = _once(engine, caches)
-    asked = [id(each) for each in models_of(model)]
-    with ExitStack() as opened:
-        for module, path in engine.makers:
-            inner, _, name = path.rpartition(".")
-            owner = import_module(module)
-            owner = attrgetter(inner)(owner) if inner else owner
-            before = vars(owner).get(name)
-            if before is None:
-                raise UnusableStrategyError(f"{engine.name} has no {module}.{path} in this version")
-            opened.enter_context(replaced(owner, name, _for_model(asked, hand_out, before)))
-        yield {}
-
-
-@contextmanager
-def native(engine: ForeignEngine, model: Any, caches: list[Any]) -> Iterator[dict[str, Any]]:  # noqa: ARG001
-    """Hand out nothing."""
-    yield {}
-
-
-NATIVE = "native"
-STRATEGIES: dict[str, Strategy] = {
-    "keyword": keyword,
-    "instance": instance,
-    "attribute": attribute,
-    NATIVE: native,
-}
-
-
 def models_of(model: Any) -> list[Any]:
-    """A model and the text model inside it, where it has one."""
+    """A model and the text model inside it, where it has one: some engines ask that."""
     inner = getattr(model, "language_model", None)
     return [model] if inner is None else [model, inner]
 
 
-def _once(engine: ForeignEngine, caches: list[Any]) -> Callable[..., list[Any]]:
-    """What hands the caches out, one time: two sequences must not share them."""
-    left = [list(caches)]
-
-    def hand_out(*_: Any, **__: Any) -> list[Any]:
-        if not left:
-            raise GenerationError(f"{engine.name} made caches for more than one sequence")
-        return left.pop()
-
-    return hand_out
+def positions_in(cache: Any) -> int | None:
+    """Positions that a layer's cache has received; None for a recurrent state, which does not tell."""
+    counts = [_positions(member) for member in members_of(cache)]
+    return min((count for count in counts if count is not None), default=None)
 
 
-def _for_model(asked: list[int], hand_out: Callable[..., Any], before: Callable[..., Any]) -> Any:
-    """A maker that knows the models it hands out for; a function, so that it also serves as a method."""
+def _positions(member: Any) -> int | None:
+    if member.empty():
+        return 0
+    if isinstance(member, ArraysCache):
+        return None
+    keys = member.keys[0] if isinstance(member.keys, tuple) else member.keys  # a quantized one has three
+    offset, rows = int(member.offset), int(keys.shape[2])
+    kept = min(offset, member.capacity) if type(member) is SlidingRing else offset
+    return offset if rows >= kept else rows
 
-    def make(*arguments: Any, **named: Any) -> Any:
-        if any(id(argument) in asked for argument in (*arguments, *named.values())):
-            return hand_out()
-        return before(*arguments, **named)
 
-    return make
+def verify_use(caches: Sequence[Any], at_least: int, where: str) -> None:
+    """Raise GenerationError, with ``where`` in front, unless every layer has received so many positions.
+
+    To give the k-th token after a prompt of P, a loop must have put P + k - 1 positions through the model.
+    The caches' own offsets and rows tell: nothing is wrapped and no type changes, so what an engine decides
+    by the kind of a cache stays as it is, and a copy counts for nothing.
+    """
+    counts = [(layer, positions_in(cache)) for layer, cache in enumerate(caches)]
+    short = [(layer, count) for layer, count in counts if count is not None and count < at_least]
+    if short:
+        layer, count = short[0]
+        raise GenerationError(
+            f"{where} did not use the caches it was given: layer {layer} received {count} of at least "
+            f"{at_least} positions, {len(short)} of {len(caches)} layers are short"
+        )
+
+
+class ModelState:
+    """What an engine leaves on a target during one generation: there while it runs, taken off in between.
+
+    Engines put hooks in place of layers, keep hidden states on the model, replace methods of its classes, and
+    leave another default stream behind. So generations of several engines, and our own, may take turns on one
+    target. Covered are attributes, and lists in attributes, of the model, its text model and the body inside;
+    attributes of the classes of all its parts. Parts of single layers are not: no engine here touches them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Begin with nothing; ``model`` must have nothing on it that is not its own."""
+        self._roots = models_of(model)
+        if isinstance(body := getattr(self._roots[-1], "model", None), nn.Module):
+            self._roots.append(body)
+        self._classes = sorted({type(part) for part in model.modules()}, key=lambda kind: kind.__qualname__)
+        self._left: _Looks | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Put back what the engine left; afterwards all is as it was before."""
+        outside = self._look()
+        if self._left is not None:
+            _restore(self._left)
+        try:
+            yield
+        finally:
+            self._left = self._look()
+            _restore(outside)
+
+    def _look(self) -> "_Looks":
+        places: list[Any] = [*self._classes, *self._roots, *map(vars, self._roots)]
+        copies = [(each, dict(vars(each) if isinstance(each, type) else each)) for each in places]
+        lists = [value for root in self._roots for value in root.values() if isinstance(value, list)]
+        return _Looks(copies, [(each, list(each)) for each in lists], mx.default_stream(mx.default_device()))
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """Every covered class, dictionary and list with a copy of what it holds."""
+
+    places: list[tuple[Any, dict[str, Any]]]
+    lists: list[tuple[list[Any], list[Any]]]
+    stream: Any
+
+
+def _restore(looks: _Looks) -> None:
+    for place, items in looks.places:
+        put, drop = (setattr, delattr) if isinstance(place, type) else (dict.__setitem__, dict.__delitem__)
+        now = dict(vars(place) if isinstance(place, type) else place)
+        for name in now.keys() - items.keys():
+            drop(place, name)
+        for name, value in items.items():
+            if now.get(name) is not value:
+                put(place, name, value)
+    for place, entries in looks.lists:
+        place[:] = entries
+    mx.set_default_stream(looks.stream)

@@ -10,12 +10,14 @@ Parameters carry the published names. What DFlash 2 adds is in `engine.networks.
 acceptance live with the target and the drafter logic.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import mlx.core as mx
 from mlx import nn
 
+from engine.cache.codecs.base import Codec
+from engine.cache.policy import CODES, NATIVE, KVPolicy
 from engine.cache.ring import widened
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.rotary import Angles, Rotary
@@ -30,17 +32,17 @@ class LayerContext:
     """Keys and values of one layer's committed positions, oldest first.
 
     Rows of the block being drafted are written behind them as scratch and overwritten by the next call, so
-    nothing a draft does has to be undone. The buffer grows by steps; a sliding layer uses only the newest
-    ``keep`` rows and drops older ones, but for `SPARE`, when the buffer is full.
+    nothing a draft does has to be undone. The buffers grow by steps; a layer with a window uses only the
+    first ``sink`` and the newest ``keep`` rows and drops others, but for `SPARE`, when the buffers are full.
+    In a code, committed rows are encoded and decoded at every read; the block's rows are not kept.
     """
 
     step = 256
 
-    def __init__(self, keep: int | None) -> None:
-        self.keep = keep
-        self.length = 0  # committed rows in the buffer
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+    def __init__(self, keep: int | None, sink: int = 0, codec: Codec | None = None) -> None:
+        self.keep, self.sink, self._codec = keep, sink, codec
+        self.length = 0  # committed rows in the buffers
+        self.buffers: list[mx.array] = []  # keys and values, or the parts of their codes
 
     def extend(self, keys: mx.array, values: mx.array, new: int) -> tuple[mx.array, mx.array, int]:
         """Append rows [1, KV heads, new + block, head dim], the first ``new`` of which are committed.
@@ -48,63 +50,101 @@ class LayerContext:
         Returns:
             Keys and values to attend to, and how many of their rows are context.
         """
-        count = keys.shape[2]
-        if self.keys is None or self.length + count > self.keys.shape[2]:
-            held = self.length if self.keep is None else min(self.length, self.keep + SPARE)
-            self.keys = self._grown(self.keys, keys, held)
-            self.values = self._grown(self.values, values, held)
+        codec = self._codec
+        if codec is None:
+            self._write([keys, values])
+            ahead = keys.shape[2] - new
+            self.length += new
+            seen_k, seen_v = (self._visible(buffer, ahead) for buffer in self.buffers)
+        else:
+            if new:
+                committed = (keys[..., :new, :], values[..., :new, :])
+                self._write([part for rows in committed for part in codec.encode(rows)])
+                self.length += new
+            parts = [self._visible(buffer, 0) for buffer in self.buffers]
+            halves = (parts[: codec.parts], parts[codec.parts :])
+            seen_k, seen_v = (
+                mx.concatenate([codec.decode(tuple(half), rows.dtype), rows[..., new:, :]], axis=2)
+                if half
+                else rows
+                for half, rows in zip(halves, (keys, values), strict=True)
+            )
+        return seen_k, seen_v, min(self.length, self._most)
+
+    @property
+    def _most(self) -> int:
+        """Rows that a query may see."""
+        return self.length if self.keep is None else self.sink + self.keep
+
+    def _write(self, rows: Sequence[mx.array]) -> None:
+        """Put rows behind the committed ones, in larger buffers where they do not fit."""
+        count = rows[0].shape[2]
+        if not self.buffers or self.length + count > self.buffers[0].shape[2]:
+            held = self.length if self.keep is None else min(self.length, self._most + SPARE)
+            size = -(-(held + count) // self.step) * self.step
+            kept = [self._rows(buffer, held) for buffer in self.buffers] if held else [None] * len(rows)
+            self.buffers = [widened(old, size, each) for old, each in zip(kept, rows, strict=True)]
             self.length = held
-        assert self.values is not None  # noqa: S101 - set with the keys
-        total = self.length + count
-        self.keys[..., self.length : total, :] = keys
-        self.values[..., self.length : total, :] = values
-        self.length += new
-        first = 0 if self.keep is None else max(0, self.length - self.keep)
-        return self.keys[..., first:total, :], self.values[..., first:total, :], self.length - first
+        for buffer, each in zip(self.buffers, rows, strict=True):
+            buffer[..., self.length : self.length + count, :] = each
 
-    def _grown(self, buffer: mx.array | None, rows: mx.array, held: int) -> mx.array:
-        """The newest ``held`` rows of a buffer, with free ones for ``rows`` behind them."""
-        kept = None if buffer is None or not held else buffer[..., self.length - held : self.length, :]
-        return widened(kept, -(-(held + rows.shape[2]) // self.step) * self.step, rows)
+    def _visible(self, buffer: mx.array, ahead: int) -> mx.array:
+        """The rows that a query may see, and ``ahead`` more behind the committed ones."""
+        return self._rows(buffer, min(self.length, self._most), ahead)
 
-    def surplus(self, new: int) -> int:
-        """How many of ``new`` rows to come no later query can see; those need not be computed."""
-        return 0 if self.keep is None else max(0, new - self.keep - SPARE)
+    def _rows(self, buffer: mx.array, count: int, ahead: int = 0) -> mx.array:
+        """The pinned and the newest committed rows, ``count`` together, and ``ahead`` behind them."""
+        pinned, end = min(self.sink, count), self.length + ahead
+        newest = buffer[..., self.length - count + pinned : end, :]
+        if not pinned or count == self.length:
+            return buffer[..., self.length - count : end, :]
+        return mx.concatenate([buffer[..., :pinned, :], newest], axis=2)
+
+    def wanted(self, new: int) -> list[tuple[int, int]]:
+        """Which of ``new`` rows to come a later query can see, as ranges; only these need be computed."""
+        if self.keep is None or new <= self._most + SPARE:
+            return [(0, new)]
+        self.length = min(self.length, self.sink)  # all other rows are out of the window too
+        pinned = self.sink - self.length
+        return [each for each in ((0, pinned), (new - self.keep - SPARE, new)) if each[1] > each[0]]
 
     def can_forget(self, count: int, positions: int) -> bool:
         """Whether, without its newest ``count`` rows, it holds all a query after ``positions`` may see."""
-        needed = positions if self.keep is None else min(positions, self.keep)
-        return self.length - count >= needed
+        return self.length - count >= (positions if self.keep is None else min(positions, self._most))
 
     def mark(self) -> Callable[[], None]:
         """Note the rows held; what is returned brings them back. Of all rows, none but the newest ever go."""
         length = self.length
-        rows = None if self.keep is None else (_handle(self.keys), _handle(self.values))
+        # Writing into an array changes all its handles but those made of it.
+        buffers = None if self.keep is None else [mx.array(buffer) for buffer in self.buffers]
 
         def back() -> None:
             self.length = length
-            if rows is not None:
-                self.keys, self.values = map(_handle, rows)
+            if buffers is not None:
+                self.buffers = [mx.array(buffer) for buffer in buffers]
 
         return back
 
     @property
     def nbytes(self) -> int:
         """Resident bytes of the buffers."""
-        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
-
-
-def _handle(rows: mx.array | None) -> mx.array | None:
-    """Rows under a name of their own: writing into an array changes what all others see."""
-    return None if rows is None else mx.array(rows)
+        return sum(buffer.nbytes for buffer in self.buffers)
 
 
 class Context:
     """What the network remembers of one sequence: a `LayerContext` for each layer, all at one position."""
 
-    def __init__(self, config: DFlashConfig) -> None:
-        windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
-        self.layers = [LayerContext(None if window is None else window - 1) for window in windows]
+    def __init__(self, config: DFlashConfig, policy: KVPolicy = NATIVE) -> None:
+        """Start empty; a policy with a window bounds full layers, and narrows sliding ones without a sink."""
+        code = CODES[policy.kind].codec(policy.values, config.head_dim) if policy.coded else None
+        self.layers = []
+        for layer in range(config.num_hidden_layers):
+            keep, sink = config.window(layer), 0
+            if keep is not None:
+                keep -= 1
+            if policy.bound is not None:
+                keep, sink = (policy.window, policy.sink) if keep is None else (min(keep, policy.window), 0)
+            self.layers.append(LayerContext(keep, sink, code))
         self.offset = 0  # committed positions seen so far = absolute position of the next context row
 
     def rewind(self, count: int) -> bool:
@@ -185,7 +225,7 @@ class Attention(nn.Module):
         length, new = block.shape[1], context.shape[1]
         rows = mx.concatenate([context, block], axis=1) if new else block  # [1, S + B, hidden]
         queries = self.q_norm(self.q_proj(block).reshape(1, length, self.heads, self.head_dim))
-        queries = rotary.rotate(queries, angles.skip(new))
+        queries = rotary.rotate(queries, angles.part(new))
         keys, values, seen = memory.extend(*self._keys_values(rows, rotary, angles), new)
         output = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.scale, mask=self._mask(length, seen)
@@ -194,10 +234,9 @@ class Attention(nn.Module):
 
     def absorb(self, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext) -> None:
         """Add context rows [1, S, hidden] without drafting; ``angles`` are those of the S positions."""
-        if surplus := memory.surplus(context.shape[1]):
-            context, angles = context[:, surplus:], angles.skip(surplus)
-            memory.length = 0  # all earlier rows are out of every window too
-        memory.extend(*self._keys_values(context, rotary, angles), context.shape[1])
+        for first, last in memory.wanted(context.shape[1]):
+            part = self._keys_values(context[:, first:last], rotary, angles.part(first, last))
+            memory.extend(*part, last - first)
 
     def _keys_values(self, rows: mx.array, rotary: Rotary, angles: Angles) -> tuple[mx.array, mx.array]:
         shape = (1, rows.shape[1], self.kv_heads, self.head_dim)

@@ -81,7 +81,7 @@ class Candidates(NamedTuple):
 
     Attributes:
         tokens: int32 [n, k], in no particular order.
-        scores: [n, k, k]; ``scores[i, j]`` are those of the k tokens at position i if token j was taken at
+        scores: [n, k, k]; ``scores[i, j]`` are those of the k tokens at position i if token j was chosen at
             position i - 1. At position 0 the predecessor is the bonus token, whatever j.
     """
 

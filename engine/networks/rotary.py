@@ -193,12 +193,12 @@ class Angles:
     periods: mx.array
     turns: tuple[mx.array, mx.array] | None
 
-    def skip(self, count: int) -> "Angles":
-        """The angles without those of the first ``count`` rows."""
+    def part(self, start: int, stop: int | None = None) -> "Angles":
+        """The angles of the rows from ``start`` on, before ``stop``."""
         turns = self.turns
-        if count and turns is not None:
-            turns = turns[0][count:], turns[1][count:]
-        return Angles(self.first + count, self.periods, turns)
+        if turns is not None and (start or stop is not None):
+            turns = turns[0][start:stop], turns[1][start:stop]
+        return Angles(self.first + start, self.periods, turns)
 
 
 class Rotary:

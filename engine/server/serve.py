@@ -1,4 +1,4 @@
-"""A server from its switches to its end: checks, the worker, uvicorn, and an orderly way out."""
+"""A server from its options to its end: checks, the scheduler, uvicorn, and a graceful shutdown."""
 
 import asyncio
 import logging
@@ -16,41 +16,22 @@ from typing import Any
 import uvicorn
 
 from engine.errors import ConfigurationError, GenerationError, ModelNotHere
-from engine.registry.consistency import check_located
-from engine.registry.entries import ModelEntry
-from engine.registry.locate import Located, Places, fetch, locate
-from engine.registry.registry import Registry
-from engine.server.decoding.models import Model
-from engine.server.decoding.worker import Finder, Limits, Worker
-from engine.server.http.app import bare_app, new_app
-from engine.server.http.connections import BoundedProtocol
-from engine.server.http.guard import Rules, digest
-from engine.server.http.metrics import Metrics
-from engine.server.service import Bounds, Service
+from engine.registry import Located, ModelEntry, Places, Registry, check_located, fetch, locate
+from engine.server.app import AccessRules, BoundedProtocol, bare_app, digest, new_app
+from engine.server.metrics import Metrics
+from engine.server.scheduler import ModelFinder, Scheduler, SchedulerLimits
+from engine.server.service import RequestLimits, Service
+from engine.server.sessions import LoadedModel
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 SHORTEST_KEY = 16
-TOLD_S = 5.0  # in which requests that were abandoned are told so
+ABANDON_S = 5.0  # for telling requests that they were abandoned
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
-class Serving:
-    """What the command line can set about a server.
-
-    Attributes:
-        host: address to listen on.
-        port: 0 takes a free one.
-        keys: API keys; empty for none.
-        allowed_hosts: further names of this server.
-        allowed_origins: of web pages that may ask.
-        largest_body: bytes of a request.
-        bounds: what one request, and all of them, may ask for.
-        limits: how much is done and kept at once.
-        grace_s: how long requests may go on after the wish to stop.
-        download: fetch models that are not here.
-        log_content: write prompts and answers to the log.
-    """
+class ServerSettings:
+    """What the command line can set about a server; see its help."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -58,14 +39,14 @@ class Serving:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     largest_body: int = 2**20
-    bounds: Bounds = field(default_factory=Bounds)
-    limits: Limits = field(default_factory=Limits)
+    request_limits: RequestLimits = field(default_factory=RequestLimits)
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     grace_s: float = 30.0
     download: bool = False
     log_content: bool = False
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
+        """Raise ConfigurationError where an option does not make sense."""
         if not 0 <= self.port <= 65535:
             raise ConfigurationError(f"--port must lie in 0 to 65535, not {self.port}")
         if short := [key for key in self.keys if len(key) < SHORTEST_KEY]:
@@ -79,16 +60,13 @@ class Serving:
             )
         if "*" in self.allowed_origins and not self.keys:
             raise ConfigurationError("--allow-origin '*' lets any web page ask; that needs an API key")
-        self._check_numbers()
-
-    def _check_numbers(self) -> None:
-        limits, bounds = self.limits, self.bounds
+        limits, requests = self.limits, self.request_limits
         least: dict[str, tuple[float | None, float]] = {
             "--max-body in bytes": (self.largest_body, 1),
-            "--max-tokens": (bounds.max_tokens, 1),
-            "--default-tokens": (bounds.default_tokens, 1),
+            "--max-tokens": (requests.max_tokens, 1),
+            "--default-tokens": (requests.default_tokens, 1),
             "--parallel": (limits.parallel, 1),
-            "--queue": (bounds.admitted - limits.parallel, 0),
+            "--queue": (requests.admitted - limits.parallel, 0),
             "--models": (limits.models, 1),
             "--cache-sessions": (limits.sessions, 0),
             "--cache-mib in bytes": (limits.session_bytes, 0),
@@ -97,7 +75,7 @@ class Serving:
             "--grace": (self.grace_s, 0),
         }
         for name, (value, bound) in least.items():
-            if value is not None and not value >= bound:  # which is so of nan, too
+            if value is not None and not value >= bound:  # true of nan, too
                 raise ConfigurationError(f"{name} must be at least {bound}, not {value}")
         if not math.isfinite(self.grace_s):
             raise ConfigurationError(f"--grace must be a number of seconds, not {self.grace_s}")
@@ -113,22 +91,19 @@ class Serving:
             return False
 
     @property
-    def rules(self) -> Rules:
-        """Whom to let in."""
-        names = (*LOCAL_NAMES, self.host) if self.local else ()
-        return Rules(
+    def rules(self) -> AccessRules:
+        """Which requests to let in."""
+        names = (*LOCAL_NAMES, self.host, *map(str.lower, self.allowed_hosts))
+        return AccessRules(
             keys=tuple(digest(key) for key in self.keys),
-            hosts=(*names, *map(str.lower, self.allowed_hosts)) if names else (),
+            hosts=names if self.local else (),
             origins=self.allowed_origins,
             largest_body=self.largest_body,
         )
 
 
 def check_registry(registry: Registry, places: Places) -> list[str]:
-    """Look at the configurations of all models that are here.
-
-    Returns:
-        A line for each model: what it is, or why it cannot be used here.
+    """Check the configurations of all models that are here; return a line for each model.
 
     Raises:
         ModelError: a configuration cannot be used, or a drafter belongs to another target.
@@ -146,23 +121,23 @@ def check_registry(registry: Registry, places: Places) -> list[str]:
     return lines
 
 
-def finder(places: Places, *, download: bool) -> Finder:
-    """What finds the models of a registry; with ``download``, they are fetched when they are loaded."""
+def model_finder(places: Places, *, download: bool) -> ModelFinder:
+    """Make what finds the models of a registry; `download` fetches missing ones when they are loaded."""
 
-    def find(entry: ModelEntry) -> Callable[[], Model]:
+    def find(entry: ModelEntry) -> Callable[[], LoadedModel]:
         if download:
             return lambda: load(fetch(entry, places))
         return partial(load, locate(entry, places))
 
-    def load(located: Located) -> Model:
+    def load(located: Located) -> LoadedModel:
         check_located(located)
-        return Model.load(located)
+        return LoadedModel.load(located)
 
     return find
 
 
-class Server(uvicorn.Server):
-    """uvicorn, which tells the service when the end is near, and ends without a signal of its own."""
+class HttpServer(uvicorn.Server):
+    """uvicorn with a graceful shutdown that also ends requests, and without a signal to itself at the end."""
 
     def __init__(self, config: uvicorn.Config, service: Service, grace_s: float) -> None:
         super().__init__(config)
@@ -170,12 +145,12 @@ class Server(uvicorn.Server):
         self.on_start: Callable[[], None] = lambda: None
 
     def end(self) -> None:
-        """Ask for the end; from any thread."""
+        """Begin the shutdown; from any thread."""
         self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM ask for the end, once kindly; where they can be heard."""
+        """Let SIGINT and SIGTERM begin the shutdown, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -187,116 +162,109 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take requests, and say so."""
+        """Accept requests, and report that."""
         await super().startup(sockets)
         if self.started:
             self.on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Admit nothing new, let what goes on come to its end, and end it where that takes too long."""
+        """Admit nothing new, let requests finish, and fail those that take longer than the grace."""
         self.service.closing = True
-        ending = asyncio.get_running_loop().call_later(self._grace_s, self._abandon)
+        timer = asyncio.get_running_loop().call_later(self._grace_s, self._abandon)
         try:
             await super().shutdown(sockets)
         finally:
-            ending.cancel()
+            timer.cancel()
 
     def _abandon(self) -> None:
-        if self.service.worker.healthy:
-            self.service.worker.abandon()
+        if self.service.scheduler.healthy:
+            self.service.scheduler.abandon()
 
 
-def serve(registry: Registry, serving: Serving, ready: Callable[[str, int], None]) -> None:
-    """Serve until a signal asks for the end.
-
-    Args:
-        registry: the models there are.
-        serving: checked switches.
-        ready: told the address and the port when requests are taken.
+def serve(registry: Registry, settings: ServerSettings, ready: Callable[[str, int], None]) -> None:
+    """Serve until a signal stops it; `ready` gets address and port when requests are accepted.
 
     Raises:
-        ConfigurationError: the address cannot be listened on.
+        ConfigurationError: an option makes no sense, or the address cannot be listened on.
         EngineError: the default model cannot be loaded.
     """
-    serving.check()
-    find = finder(Places.of_machine(), download=serving.download)
+    settings.check()
+    find = model_finder(Places.of_machine(), download=settings.download)
     with (
-        closing(_listening(serving)) as listening,
-        assembled(registry, serving, find) as server,
+        closing(_listening(settings)) as listening,
+        running_server(registry, settings, find) as server,
     ):
         host, port = listening.getsockname()[:2]
-        server.on_start = partial(ready, str(host), int(port))  # when signals are heard
+        server.on_start = partial(ready, str(host), int(port))  # signals are handled by then
         server.run(sockets=[listening])
-        if not server.service.worker.healthy:
+        if not server.service.scheduler.healthy:
             raise GenerationError("the engine's thread died; the log says why")
 
 
 @contextmanager
-def assembled(registry: Registry, serving: Serving, find: Finder) -> Iterator[Server]:
-    """A server that has its default model in memory and is to be run; its worker ends with the block.
-
-    Args:
-        registry: the models there are.
-        serving: checked switches; where to listen is for who runs the server.
-        find: see `engine.server.decoding.worker.Worker`.
+def running_server(registry: Registry, settings: ServerSettings, find: ModelFinder) -> Iterator[HttpServer]:
+    """Make a server that has its default model in memory; the caller runs it, and picks the socket.
 
     Raises:
         EngineError: the default model cannot be loaded.
     """
-    worker = Worker(find, serving.limits)
-    service = Service(registry, worker, serving.bounds)
-    metrics = Metrics(lambda: worker.figures, lambda: service.admitted)
-    worker.start()
+    service, metrics = _service(registry, settings, find)
+    scheduler = service.scheduler
+    scheduler.start()
     try:
-        preload(worker, registry)
-        app = new_app(service, metrics, serving.rules, log_content=serving.log_content)
+        preload(scheduler, registry)
         config = uvicorn.Config(
-            app,
+            new_app(service, metrics, settings.rules, log_content=settings.log_content),
             http=BoundedProtocol,
             lifespan="on",
             log_level=logging.WARNING,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=int(serving.grace_s + TOLD_S) + 1,
+            timeout_graceful_shutdown=int(settings.grace_s + ABANDON_S) + 1,
         )
-        server = Server(config, service, serving.grace_s)
-        worker.on_death = server.end
+        server = HttpServer(config, service, settings.grace_s)
+        scheduler.on_death = server.end
         yield server
     finally:
-        worker.stop()
+        scheduler.stop()
 
 
 def openapi_document() -> dict[str, Any]:
-    """The published OpenAPI document, without a server."""
-    worker = Worker(finder(Places.of_machine(), download=False), Limits())
-    service = Service(Registry.load(), worker, Bounds())
-    metrics = Metrics(lambda: worker.figures, lambda: service.admitted)
+    """Make the published OpenAPI document, without a server."""
+    find = model_finder(Places.of_machine(), download=False)
+    service, metrics = _service(Registry.load(), ServerSettings(), find)
     return bare_app(service, metrics, log_content=False).openapi()
 
 
-def preload(worker: Worker, registry: Registry) -> None:
+def preload(scheduler: Scheduler, registry: Registry) -> None:
     """Load the default model, so that the first request does not wait for it.
 
     Raises:
         EngineError: it cannot be loaded.
     """
-    lease = worker.lease(registry.entry(registry.default))
+    lease = scheduler.lease(registry.entry(registry.default))
     try:
         lease.granted.result()
     finally:
-        worker.release(lease)
+        scheduler.release(lease)
 
 
-def _listening(serving: Serving) -> socket.socket:
+def _service(registry: Registry, settings: ServerSettings, find: ModelFinder) -> tuple[Service, Metrics]:
+    scheduler = Scheduler(find, settings.limits)
+    service = Service(registry, scheduler, settings.request_limits)
+    return service, Metrics(lambda: scheduler.stats, lambda: service.admitted)
+
+
+def _listening(settings: ServerSettings) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in serving.host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         # asyncio turns Nagle's algorithm off where the protocol is named; chunks would wait for it otherwise
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((serving.host, serving.port))
+        listening.bind((settings.host, settings.port))
         listening.listen(512)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot listen on {serving.host}:{serving.port}: {error.strerror}"
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
         ) from None
     return listening

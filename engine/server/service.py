@@ -1,53 +1,71 @@
-"""One request on its way: admit → lease a model → prepare → have it decoded.
+"""One request: admit → lease a model → prepare → decode → answer, as one JSON object or a stream of events.
 
-Runs on the event loop; arrays are the worker's business. What a request holds (its place, its lease, its job)
-is given back however it ends, also when its client has gone.
+Runs on the event loop; arrays are the scheduler's business. What a request holds (its place, its lease, its
+job) is given back however it ends, also when its client disconnects.
 """
 
 import asyncio
+import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from engine.errors import ConfigurationError, EngineError
-from engine.grammar import Grammar
-from engine.registry.channels import CHANNELS, Channel
-from engine.registry.registry import Registry
+from starlette.responses import Response
+
+from engine.decode import Step
+from engine.errors import EngineError
+from engine.registry import LONGEST_POLICY, Channel, Registry
 from engine.sampling import Sampling
-from engine.server.decoding.models import Model
-from engine.server.decoding.work import Ended, Event, Failed, Work
-from engine.server.decoding.worker import Worker
-from engine.server.record import Record
-from engine.server.refusals import Refusal, refusal_of
-from engine.server.text.constraints import bound, grammar_of
-from engine.server.text.prompting import Asked, chat_prompt, text_prompt
-from engine.server.text.response import Chat, ResponseBuilder, Text
-from engine.server.wire.requests import ChatRequest, Completion, TextRequest
+from engine.server.metrics import RequestRecord
+from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompt
+from engine.server.response import ChatResponseBuilder, ResponseBuilder, TextResponseBuilder
+from engine.server.scheduler import Scheduler
+from engine.server.schema import (
+    AnyRequest,
+    ChatRequest,
+    CompletionRequest,
+    Refusal,
+    Reply,
+    TextRequest,
+    invalid,
+    refusal_of,
+    refusing,
+)
+from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event
+from engine.server.sessions import LoadedModel
 
-RETRY_S = 2  # after which a client that was turned away may try again
+RETRY_S = 2  # when a client that was refused for a full queue may try again
+KEEPALIVE_S = 5.0
+PAUSE_S = 0.025  # between chunks, so that a fast model is not slowed down by sending single tokens
+DONE = b"data: [DONE]\n\n"
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+BUG = Refusal(500, "this is a bug in the server; its log says more", code="bug")
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What one request, and all of them, may ask for.
+class RequestLimits:
+    """What one request may ask for, and how many there may be; more is refused."""
 
-    Attributes:
-        max_tokens: of an answer; more is refused.
-        default_tokens: of an answer whose request says nothing.
-        admitted: requests that are worked on or wait; more are turned away.
-    """
-
-    max_tokens: int = 4096
-    default_tokens: int = 512
-    admitted: int = 68
+    max_tokens: int = 4096  # of an answer
+    default_tokens: int = 512  # … whose request says nothing
+    admitted: int = 68  # requests that are served or wait
 
 
-class Events:
-    """What the engine says of one request, on the event loop's side.
+class EventQueue:
+    """The events of one request, on their way from the engine's thread to the event loop.
 
-    The loop is woken only while somebody waits: who reads now and then gets several events at once.
+    The loop is woken only while it waits here, so that it may get several events at once.
     """
 
     def __init__(self) -> None:
@@ -56,30 +74,30 @@ class Events:
         self._waiting = False
 
     def put(self, event: Event) -> None:
-        """Called in the engine's thread; where the loop has ended already, nobody listens any more."""
+        """Add an event, from any thread; where the loop has ended already it is dropped."""
         self._events.append(event)
-        if self._waiting or isinstance(event, Ended | Failed):
+        if self._waiting or isinstance(event, DecodeFinished | DecodeFailed):
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     async def pause(self, seconds: float) -> None:
-        """Let so much time pass, or less where the last event comes."""
+        """Wait so long, or until the last event comes."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not (self._events and isinstance(self._events[-1], Ended | Failed)):
+                while not (self._events and isinstance(self._events[-1], DecodeFinished | DecodeFailed)):
                     await self._wake.wait()
                     self._wake.clear()
 
     async def next(self, seconds: float | None = None) -> list[Event]:
-        """The events there are, at least one; none if there is none for so long.
+        """Return the events there are, at least one; none after a timeout.
 
         Raises:
-            EngineError: the request failed, and what came before that was read.
+            EngineError: the request failed, and all events before that were returned.
         """
         self._waiting = True
         try:
             async with asyncio.timeout(seconds):
-                while not self._events:  # it may be woken late, for an event that was read already
+                while not self._events:  # it may be woken late, for an event that was returned already
                     await self._wake.wait()
                     self._wake.clear()
         except TimeoutError:
@@ -87,124 +105,88 @@ class Events:
         finally:
             self._waiting = False
         found: list[Event] = []
-        while self._events and not (found and isinstance(self._events[0], Failed)):
+        while self._events and not (found and isinstance(self._events[0], DecodeFailed)):
             event = self._events.popleft()
-            if isinstance(event, Failed):
+            if isinstance(event, DecodeFailed):
                 raise event.error
             found.append(event)
         return found
 
 
 class Service:
-    """Takes requests to the worker and back."""
+    """Takes requests to the scheduler and back."""
 
-    def __init__(self, registry: Registry, worker: Worker, bounds: Bounds) -> None:
-        """Use a running worker.
-
-        Args:
-            registry: the models there are.
-            worker: the engine's thread.
-            bounds: what may be asked for.
-        """
-        self.registry, self.worker, self.bounds = registry, worker, bounds
+    def __init__(self, registry: Registry, scheduler: Scheduler, limits: RequestLimits) -> None:
+        self.registry, self.scheduler, self.limits = registry, scheduler, limits
         self.closing = False  # nothing new is admitted
         self.admitted = 0
-        self._reading = ThreadPoolExecutor(1, "read")  # a tokenizer is not made for several threads
+        # Tokenizers are not thread-safe. Grammars take seconds to compile and delay no request without one.
+        self._tokenizing = ThreadPoolExecutor(1, "tokenize")
         self._compiling = ThreadPoolExecutor(1, "compile")
 
     def close(self) -> None:
-        """End the threads that prepare."""
-        for threads in (self._reading, self._compiling):
+        """End the threads that prepare requests."""
+        for threads in (self._tokenizing, self._compiling):
             threads.shutdown(cancel_futures=True)
 
     @asynccontextmanager
     async def job(
-        self, request: ChatRequest | TextRequest, record: Record
-    ) -> AsyncIterator[tuple[ResponseBuilder, Events]]:
-        """Have a request decoded; leaving the block before its last event cancels it.
-
-        Args:
-            request: checked.
-            record: for the log, filled in on the way.
-
-        Yields:
-            What tells the answer, and the events of the engine; the last is Ended.
+        self, request: AnyRequest, record: RequestRecord
+    ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
+        """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it.
 
         Raises:
             Refusal: the request cannot be answered.
         """
-        if request.kv_channel is not None and request.kv_channel not in CHANNELS:
-            raise Refusal(
-                400,
-                f"kv_channel {ascii(request.kv_channel)[:100]} is none of {', '.join(CHANNELS)}",
-                param="kv_channel",
-                code="invalid_value",
-            )
-        with _told("model" if request.kv_channel is None else "kv_channel"):
-            entry, channel = self.registry.resolve(request.model or self.registry.default, request.kv_channel)
-        with self._admission():
-            record.model, record.channel = entry.name, channel.name
-            lease, job = self.worker.lease(entry), None
-            try:
-                with _told("model"):
-                    model = await asyncio.wrap_future(lease.granted)
-                builder, work = await self._prepared(request, model, channel, record.owner)
-                record.prompt_tokens = len(work.prompt)
-                events = Events()
-                job = self.worker.submit(lease, work, events.put)
-                yield builder, events
-            finally:
-                if job is None:
-                    self.worker.release(lease)
-                else:
-                    job.cancelled.set()
-
-    @contextmanager
-    def _admission(self) -> Iterator[None]:
-        """A place among those that are worked on or wait.
-
-        Raises:
-            Refusal: there is none.
-        """
+        channel = request.kv_channel
+        known = self.registry.channels
+        spelled = channel is not None and ":" in channel and len(channel) <= LONGEST_POLICY
+        if channel is not None and channel not in known and not spelled:  # 400, where an id has 404
+            raise invalid("kv_channel", f"kv_channel {ascii(channel)[:100]} is none of {', '.join(known)}")
+        with refusing("model" if channel is None else "kv_channel"):
+            entry, resolved = self.registry.resolve(request.model or self.registry.default, channel)
         if self.closing:
             raise Refusal(503, "the server is shutting down", code="shutting_down")
-        if self.admitted >= self.bounds.admitted:
+        if self.admitted >= self.limits.admitted:
             raise Refusal(
                 429,
-                f"{self.admitted} requests are worked on or wait, as many as may; try again later",
+                f"{self.admitted} requests are served or wait, as many as may; try again later",
                 code="queue_full",
                 headers={"retry-after": str(RETRY_S)},
             )
+        record.model, record.channel = entry.name, resolved.name
+        lease, job = self.scheduler.lease(entry), None
         self.admitted += 1
         try:
-            yield
+            with refusing("model"):
+                model = await asyncio.wrap_future(lease.granted)
+            builder = await self._prepare(request, model, resolved, record.owner)
+            record.prompt_tokens = len(builder.decoded.prompt)
+            events = EventQueue()
+            job = self.scheduler.submit(lease, builder.decoded, events.put)
+            yield builder, events
         finally:
             self.admitted -= 1
+            if job is None:
+                self.scheduler.release(lease)
+            else:
+                job.cancelled.set()
 
-    async def _prepared(
-        self, request: ChatRequest | TextRequest, model: Model, channel: Channel, owner: str
-    ) -> tuple[ResponseBuilder, Work]:
-        """Tokens, grammar and switches of a request.
-
-        One thread makes tokens and another one grammars, which may take seconds: nobody without a schema
-        waits for another's.
-        """
+    async def _prepare(
+        self, request: AnyRequest, model: LoadedModel, channel: Channel, owner: str
+    ) -> ResponseBuilder:
         run = asyncio.get_running_loop().run_in_executor
-        asked = await run(self._reading, _asked, request, model)
-        grammar = None
-        if bound(request):
-            grammar = await run(self._compiling, _grammar, request, model, asked)
-        work = self._work(request, model, channel, asked)
-        work = replace(work, grammar=grammar, owner=owner)
         if isinstance(request, ChatRequest):
-            return Chat(request, model, asked, work), work
-        return Text(request, model, asked, work), work
-
-    def _work(self, request: ChatRequest | TextRequest, model: Model, channel: Channel, asked: Asked) -> Work:
-        return Work(
-            prompt=asked.tokens,
-            lasting=asked.lasting,
-            max_tokens=self._max_tokens(request, model, asked),
+            prompt = await run(self._tokenizing, chat_prompt, request, model)
+        else:
+            prompt = await run(self._tokenizing, text_prompt, request, model)
+        grammar = None
+        if needs_grammar(request):
+            grammar = await run(self._compiling, grammar_of, request, model, prompt)
+        decode_request = DecodeRequest(
+            prompt=prompt.tokens,
+            stable_prefix=prompt.stable_prefix,
+            max_tokens=self._max_tokens(request, model, prompt),
             channel=channel,
             drafter=request.drafter or "default",
             block=_block(request, model),
@@ -213,92 +195,206 @@ class Service:
             logprobs=_logprobs(request),
             penalties=_penalties(request),
             bias=_bias(request, model),
+            grammar=grammar,
+            owner=owner,
         )
+        builder = ChatResponseBuilder if isinstance(request, ChatRequest) else TextResponseBuilder
+        return builder(request, model, prompt, decode_request)
 
-    def _max_tokens(self, request: ChatRequest | TextRequest, model: Model, asked: Asked) -> int:
-        """As many as were asked for and as the context leaves.
-
-        Raises:
-            Refusal: more were asked for than the server gives.
-        """
-        param, wanted = "max_tokens", request.max_tokens
+    def _max_tokens(self, request: AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> int:
+        """As many as were asked for and as the context leaves."""
+        param, wanted, most = "max_tokens", request.max_tokens, self.limits.max_tokens
         if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
             param, wanted = "max_completion_tokens", request.max_completion_tokens
-        if wanted is not None and wanted > self.bounds.max_tokens:
-            raise Refusal(
-                400,
-                f"{param} must be at most {self.bounds.max_tokens} on this server, not {wanted}",
-                param=param,
-                code="invalid_value",
-            )
-        most = wanted or min(self.bounds.default_tokens, self.bounds.max_tokens)
-        return most if model.context is None else min(most, model.context - len(asked.tokens))
+        if wanted is not None and wanted > most:
+            raise invalid(param, f"{param} must be at most {most} on this server, not {wanted}")
+        count = wanted or min(self.limits.default_tokens, most)
+        return count if model.context is None else min(count, model.context - len(prompt.tokens))
 
 
-def _asked(request: ChatRequest | TextRequest, model: Model) -> Asked:
-    if isinstance(request, ChatRequest):
-        with _told("messages"):
-            return chat_prompt(request, model)
-    with _told("prompt"):
-        return text_prompt(request, model)
-
-
-def _grammar(request: ChatRequest | TextRequest, model: Model, asked: Asked) -> Grammar | None:
-    with _told("response_format"):
-        return grammar_of(request, model, asked)
-
-
-@contextmanager
-def _told(param: str) -> Iterator[None]:
-    """Errors of the engine become refusals that name this field."""
-    try:
-        yield
-    except EngineError as error:
-        raise refusal_of(error, param) from error
-
-
-def _sampling(request: Completion) -> Sampling:
-    """Raise ConfigurationError where the values make no sense together."""
+def _sampling(request: CompletionRequest) -> Sampling:
     sampling = Sampling(
         temperature=request.temperature or 0.0,
         top_p=1.0 if request.top_p is None else request.top_p,
         min_p=request.min_p or 0.0,
         top_k=request.top_k or 0,
-        seed=None if request.seed is None else request.seed % 2**63,
+        seed=None if request.seed is None else request.seed % 2**63,  # clients send negative ones too
     )
-    with _told("temperature"):
+    with refusing("temperature"):
         sampling.check()
     return sampling
 
 
-def _block(request: Completion, model: Model) -> int | None:
-    """The request's block, the model's, or None for the draft length's."""
+def _block(request: CompletionRequest, model: LoadedModel) -> int | None:
+    """The request's block, the model's, or None for an adaptive one."""
     if isinstance(request.block, int):
         return request.block
     return None if request.block == "auto" or request.drafter == "none" else model.block
 
 
-def _logprobs(request: ChatRequest | TextRequest) -> int | None:
+def _logprobs(request: AnyRequest) -> int | None:
     if isinstance(request, TextRequest):
         return request.logprobs
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _penalties(request: Completion) -> dict[str, float]:
-    given = {
-        "repetition_penalty": request.repetition_penalty,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
-    }
-    return {name: value for name, value in given.items() if value}
+def _penalties(request: CompletionRequest) -> dict[str, float]:
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    return {name: value for name in names if (value := getattr(request, name))}
 
 
-def _bias(request: Completion, model: Model) -> dict[int, float]:
+def _bias(request: CompletionRequest, model: LoadedModel) -> dict[int, float]:
     bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
     most = model.target.target.vocab_size
-    with _told("logit_bias"):
-        if odd := [token for token in bias if token >= most]:
-            raise ConfigurationError(
-                f"logit_bias: {odd[0]} is no token of this model, whose ids end at {most - 1}"
-            )
+    if odd := [token for token in bias if token >= most]:
+        raise invalid(
+            "logit_bias", f"logit_bias: {odd[0]} is no token of this model, whose ids end at {most - 1}"
+        )
     return bias
+
+
+class CompletionResponse(Response):
+    """Answers one request.
+
+    The status waits for the engine's first event, so that a request the engine refuses gets a status and not
+    a broken stream. Where that takes long, a stream begins nevertheless, and comments keep it alive.
+    """
+
+    stalled_s: ClassVar[float] = 60.0  # how long a client may accept nothing before its request is cancelled
+
+    def __init__(
+        self, service: Service, request: AnyRequest, record: RequestRecord, *, log_content: bool
+    ) -> None:
+        super().__init__()
+        self._service, self._request, self._record = service, request, record
+        self._log_content = log_content
+        self._started = False  # the status was sent
+
+    async def __call__(self, _: Message, receive: Receive, send: Send) -> None:
+        """Answer, unless the client disconnects before, or accepts nothing any more."""
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self.stalled_s):
+                await send(message)
+
+        answering = asyncio.create_task(self._answer(send_in_time))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                self._record.finish = "gone"
+        finally:
+            for task in (leaving, answering):
+                task.cancel()
+            try:
+                await answering
+            except asyncio.CancelledError:
+                pass
+            except TimeoutError:
+                self._record.finish = "stalled"
+
+    async def _answer(self, send: Send) -> None:
+        try:
+            async with self._service.job(self._request, self._record) as (builder, events):
+                answer = self._stream if self._request.stream else self._whole
+                await answer(send, builder, events)
+        except Refusal as refusal:
+            await self._refuse(send, refusal)
+        except EngineError as error:
+            await self._refuse(send, refusal_of(error))
+        except TimeoutError:  # the client accepts nothing
+            raise
+        except Exception:
+            await self._refuse(send, BUG)
+            raise
+
+    async def _whole(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
+        while True:
+            batch = await events.next()
+            builder.hear(self._steps(batch))
+            if isinstance(ended := batch[-1], DecodeFinished):
+                body = builder.complete(ended).model_dump_json().encode()
+                self._note(builder, ended)
+                await self._start(
+                    send, 200, {"content-type": "application/json", "content-length": str(len(body))}
+                )
+                await send({"type": "http.response.body", "body": body})
+                return
+            if self._record.first_s is not None:
+                await events.pause(PAUSE_S)
+
+    async def _stream(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
+        batch = await events.next(KEEPALIVE_S)
+        await self._start(send, 200, STREAM_HEADERS)
+        body = _framed(builder.begin())
+        while not (batch and isinstance(batch[-1], DecodeFinished)):
+            body += _framed(builder.take(self._steps(batch))) if batch else b": waiting\n\n"
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            if self._record.first_s is not None:
+                await events.pause(PAUSE_S)
+            batch, body = await events.next(KEEPALIVE_S), b""
+        ended = batch[-1]
+        body += _framed(builder.take(self._steps(batch))) + _framed(builder.end(ended)) + DONE
+        self._note(builder, ended)
+        await send({"type": "http.response.body", "body": body})
+
+    def _steps(self, batch: Sequence[Event]) -> list[Step]:
+        steps = [event for event in batch if isinstance(event, Step)]
+        if steps:
+            self._record.add_tokens(sum(len(step.tokens) for step in steps))
+        return steps
+
+    def _note(self, builder: ResponseBuilder, ended: DecodeFinished) -> None:
+        """Fill in the record."""
+        record, usage, how = self._record, builder.usage(ended.cached_tokens), builder.provenance(ended)
+        record.completion_tokens, record.cached_tokens = usage.completion_tokens, ended.cached_tokens
+        record.drafter, record.finish = how.drafter, builder.finish(ended)
+        record.drafted, record.accepted, record.verify_rounds = (
+            how.drafted or 0,
+            how.accepted,
+            how.verify_rounds,
+        )
+        if self._log_content:
+            answer = builder.parsed.content
+            record.content = {"request": self._request.model_dump_json(), "answer": answer}
+
+    async def _start(self, send: Send, status: int, headers: dict[str, str]) -> None:
+        self._started = True
+        self._record.status = status
+        await send(response_start(status, headers))
+
+    async def _refuse(self, send: Send, refusal: Refusal) -> None:
+        """Send an error document with its status, or as the last event of a stream that has started."""
+        self._record.error = refusal.code
+        if not self._started:
+            self._started, self._record.status = True, refusal.status
+            await send_refusal(send, refusal)
+            return
+        self._record.finish = "failed"
+        body = b"data: " + json.dumps(refusal.document()).encode() + b"\n\n"
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+def _framed(chunks: Iterable[Reply]) -> bytes:
+    return b"".join(b"data: " + chunk.model_dump_json().encode() + b"\n\n" for chunk in chunks)
+
+
+def response_start(status: int, headers: dict[str, str]) -> Message:
+    """Make the ASGI message that begins a response."""
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": encoded}
+
+
+async def send_refusal(send: Send, refusal: Refusal) -> None:
+    """Send the error document of a refusal."""
+    body = json.dumps(refusal.document()).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body))} | refusal.headers
+    await send(response_start(refusal.status, headers))
+    await send({"type": "http.response.body", "body": body})

@@ -117,7 +117,7 @@ def _attending(model: Any) -> list[ModuleType]:
     return [module for module in modules if getattr(module, NAME, None) in known]
 
 
-def refuse_policy(model: Any, policy: KVPolicy) -> None:
+def refuse_policy(model: Any, policy: KVPolicy, option: str = "--kv") -> None:
     """Run a model's forward on a policy's caches without computing anything.
 
     Raises:
@@ -130,13 +130,14 @@ def refuse_policy(model: Any, policy: KVPolicy) -> None:
     family = type(model).__module__.rsplit(".", 1)[-1]
     attention = CodedAttention(model) if policy.attended else None
     try:
-        with wrap_errors(lambda why: ModelError(f"--kv {policy.spec} does not work with {family}: {why}")):
+        does_not_work = f"{option} {policy.spec} does not work with {family}"
+        with wrap_errors(lambda why: ModelError(f"{does_not_work}: {why}")):
             model(mx.zeros((1, 2), mx.int32), cache=caches)
             model(mx.zeros((1, 1), mx.int32), cache=caches)
     except ConfigurationError as error:
-        raise ConfigurationError(f"--kv {policy.spec}: {error}") from None
+        raise ConfigurationError(f"{option} {policy.spec}: {error}") from None
     finally:
         if attention is not None:
             attention.close()
     if unused := [layer for layer in policy.chosen_layers(model) if caches[layer].empty()]:
-        raise ModelError(f"--kv {policy.spec}: {family} does not use the cache of layer {unused[0]}")
+        raise ModelError(f"{option} {policy.spec}: {family} does not use the cache of layer {unused[0]}")

@@ -11,18 +11,17 @@ import pytest
 
 from engine.chat import ChatOptions, Conversation, DoesNotFit, Transcript, Turn
 from engine.errors import ConfigurationError, GenerationError, ModelError, PromptError, UnknownModel
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
+from engine.registry import Places, Registry
 from engine.sampling import Sampling
-from engine.server.decoding.work import Progress
-from engine.server.text.parsing import Piece
+from engine.server.parsing import ParsedText
+from engine.server.sequence import PrefillProgress
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 
 pytestmark = pytest.mark.slow
 
 LIST = "Make a numbered list of: table, window, river."
 LONG = "The table is in the window. " * 90  # more than one chunk of a prompt
-Told = Iterator[Progress | Piece | Turn]
+Told = Iterator[PrefillProgress | ParsedText | Turn]
 Open = Callable[..., Conversation]
 
 
@@ -98,7 +97,7 @@ def test_pieces_are_the_answer_and_figures_are_told(demo: Conversation):
     told = list(demo.say(LIST))
     turn = told[-1]
     assert isinstance(turn, Turn)
-    assert "".join(piece.content for piece in told if isinstance(piece, Piece)) == turn.content
+    assert "".join(piece.content for piece in told if isinstance(piece, ParsedText)) == turn.content
     assert turn.content.startswith("Here is")
     assert turn.usage.completion_tokens <= 48
     assert turn.tokens_per_s is not None
@@ -114,7 +113,7 @@ def test_an_answer_that_is_stopped_keeps_what_was_said(opened: Open, tmp_path: P
     told = conversation.say(LIST)
     pieces = []
     for event in told:
-        if isinstance(event, Piece):
+        if isinstance(event, ParsedText):
             pieces.append(event.content)
             conversation.stop()
         elif isinstance(event, Turn):

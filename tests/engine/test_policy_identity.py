@@ -18,6 +18,7 @@ from tests.engine.random_drafters import KINDS, Helped, make
 
 POLICIES = (
     "native",
+    "full-kv",
     "sliding-bounded:2,4",
     "sink-window:2,6",
     "affine:8,32",
@@ -73,7 +74,7 @@ def test_the_policies_are_at_work():
     """What loses information gives another text than native decoding, what loses none the same."""
     native = plain("native")
     assert native == tiny.plain_tokens(target().model, PROMPT, COUNT)
-    assert plain("restored:exact:2,6") == native
+    assert plain("restored:exact:2,6") == plain("full-kv") == native
     for policy in ("sink-window:2,6", "restored:noise:2,6"):
         assert plain(policy) != native
 

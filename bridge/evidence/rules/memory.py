@@ -112,7 +112,7 @@ def _least_bytes(case: Case, sample: Sample, policy: KVPolicy) -> float:
         bits: float = plain_bits
         if policy.may_apply(index, layer.kind):
             bits = min(bits, policy.stored_bits[0])
-            positions = min(positions, policy.span - 1) if policy.span else positions
+            positions = policy.fewest_positions(length, positions)
         least += positions * layer.values * bits / 8
     return least
 

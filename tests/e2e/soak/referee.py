@@ -102,7 +102,7 @@ def gap(divergence: Divergence) -> float:
 
     from engine.decode import decode
     from engine.device import prepare
-    from engine.registry.channels import find_channel
+    from engine.registry import CHANNELS
     from engine.target.loading import SHIPPED_TARGET, load_target
 
     prepare()
@@ -122,7 +122,7 @@ def gap(divergence: Divergence) -> float:
         answer.prompt,
         max_tokens=divergence.at + 1,
         processors=[look],
-        policy=find_channel(channel).policy,
+        policy=CHANNELS[channel].policy,
     )
     for _ in steps:
         continue

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, QuantizedKVCache, RotatingKVCache
 
-from engine.cache.ring import SlidingRing
+from engine.cache.ring import SlidingRing, WindowedKV
 from engine.cache.stats import held as visible
 from engine.cache.transaction import Transaction
 from tests.engine import tiny
@@ -52,7 +52,7 @@ def held(member: Any) -> tuple[int | None, list[mx.array]]:
         return offset, [
             mx.dequantize(*pair, group_size=member.group_size, bits=member.bits) for pair in pairs
         ]
-    if isinstance(member, SlidingRing):
+    if isinstance(member, SlidingRing | WindowedKV):
         rows = visible(member)
         return offset, [rows.keys, rows.values] if rows else []
     if isinstance(member, RotatingKVCache):

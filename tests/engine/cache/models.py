@@ -12,7 +12,8 @@ import mlx.core as mx
 from mlx.utils import tree_map_with_path
 from mlx_lm.models.cache import ConcatenateKVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
-from engine.cache.ring import SlidingRing
+from engine.cache.policy import parse_policy
+from engine.cache.ring import SlidingRing, WindowedKV
 from engine.cache.transaction import new_caches
 from tests.engine import families, tiny
 
@@ -199,6 +200,11 @@ def _one_other(built: Any, headroom: int) -> list[Any]:
     return caches
 
 
+def _full(built: Any, headroom: int) -> list[Any]:
+    """Sliding layers that keep all positions."""
+    return new_caches(built, headroom, parse_policy("full-kv"))
+
+
 KINDS: dict[str, Kind] = {
     "plain": Kind("llama"),
     "quantized": Kind(
@@ -213,6 +219,14 @@ KINDS: dict[str, Kind] = {
     "sink": Kind(
         "llama",
         ours=lambda built, headroom: [SlidingRing(WINDOW, headroom, SINK) for _ in built.layers],
+        plain=_every(lambda: RotatingKVCache(WINDOW + SINK, SINK)),
+    ),
+    "sliding-full": Kind("gemma3_text", ours=_full),
+    "sliding-full-llama": Kind("mistral", ours=_full),
+    "attention-sinks-full": Kind("gpt_oss", ours=_full),
+    "sink-full": Kind(
+        "llama",
+        ours=lambda built, _: [WindowedKV(WINDOW, SINK) for _ in built.layers],
         plain=_every(lambda: RotatingKVCache(WINDOW + SINK, SINK)),
     ),
     "attention-sinks": Kind("gpt_oss"),

@@ -24,6 +24,8 @@ KINDS = [
     "sliding-llama",
     "sink",
     "attention-sinks",
+    "sliding-full",
+    "sink-full",
     "shared",
     "gated-delta",
     "gated-delta-moe",

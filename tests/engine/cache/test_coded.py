@@ -23,6 +23,7 @@ from tests.engine import batches, families, tiny
 
 LENGTH, HEADROOM = 40, 8
 POLICIES = (
+    "full-kv",
     "sliding-bounded:2,4",
     "sink-window:2,6",
     "affine:8,64",
@@ -39,7 +40,7 @@ CASES = [
     (policy, family)
     for policy in POLICIES
     for family in FAMILIES
-    if not (policy.startswith("sliding") and family in ("llama", "qwen3_5"))
+    if not (policy.startswith(("sliding", "full")) and family in ("llama", "qwen3_5"))
 ]
 
 

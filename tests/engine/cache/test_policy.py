@@ -17,6 +17,7 @@ PLAIN, SLIDING = "KVCache", "SlidingRing"
     ("text", "spec"),
     [
         ("native", "native"),
+        ("full-kv", "full-kv"),
         ("sliding-bounded", "sliding-bounded:4,64@sliding"),
         ("sink-window", "sink-window:4,64@all"),
         ("sink-window:0,8", "sink-window:0,8@all"),
@@ -43,6 +44,8 @@ def test_a_text_is_read_with_its_defaults_written_out(text, spec):
         ("Affine", "'Affine' is none of"),
         ("native:1", "takes nothing"),
         ("native@all", "takes nothing"),
+        ("full-kv:4", "full-kv takes nothing"),
+        ("full-kv@sliding", "full-kv takes nothing"),
         ("affine:4", "takes two values"),
         ("affine:", "takes two values"),
         ("affine:4,64,1", "takes two values"),
@@ -89,6 +92,7 @@ def test_a_policy_changes_the_layers_it_names_and_no_others():
     assert len(native) == 6
     coded = [f"C{name}" for name in native]
     assert layers("sliding-bounded:1,64") == native  # their own window is narrower
+    assert layers("full-kv") == ["WindowedKV" if name == SLIDING else name for name in native]
     assert layers("sink-window:1,4") == [SLIDING] * 6
     assert layers("affine") == coded
     assert layers("affine@full") == [f"C{name}" if name == PLAIN else name for name in native]
@@ -116,6 +120,7 @@ def test_bounds_are_those_asked_for_unless_the_layer_sees_less():
     ("text", "family", "says"),
     [
         ("sliding-bounded", "llama", "applies to no layer"),
+        ("full-kv", "llama", "applies to no layer"),
         ("affine@9", "llama", "layer 9 is no attention layer"),
         ("affine@0", "qwen3_5", "layer 0 is no attention layer"),
         ("restored:exact@all", "gemma3_text", "slides"),

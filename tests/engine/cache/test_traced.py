@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
-from engine.cache.ring import STEP, SlidingRing
+from engine.cache.ring import STEP, SlidingRing, WindowedKV
 from engine.cache.stats import held
 from engine.cache.traced import STAND_INS, appended, entry, layout, reserve, traceable
 from tests.engine import tiny
@@ -45,7 +45,7 @@ def write(cache: Any, count: int, size: int) -> tuple[np.ndarray, np.ndarray, in
 
 def seen_by(cache: Any, query: int) -> list[int]:
     """Positions a query may see."""
-    if isinstance(cache, KVCache):
+    if type(cache) is KVCache:
         return list(range(query + 1))
     return [p for p in range(query + 1) if p > query - cache.window or p < cache.sink]
 
@@ -85,6 +85,11 @@ def play(cache: Any, seed: int, rounds: int, headroom: int) -> None:
 def test_a_query_sees_its_window_and_the_pinned_entries_alone(ring: tuple[int, int, int], seed: int):
     window, headroom, sink = ring
     play(SlidingRing(window, headroom, sink), seed, 60, headroom)
+
+
+@pytest.mark.parametrize("shape", [(8, 0), (8, 3), (1, 0), (300, 2)])
+def test_a_query_of_a_layer_that_keeps_all_sees_its_window_alone(shape: tuple[int, int]):
+    play(WindowedKV(*shape), 1, 60, 16)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -164,7 +169,7 @@ def test_a_ring_grows_by_whole_steps_up_to_its_full_size():
 
 
 def test_only_caches_with_a_stand_in_are_traceable():
-    assert traceable([KVCache(), SlidingRing(8, 4)])
+    assert traceable([KVCache(), SlidingRing(8, 4), WindowedKV(8)])
     assert not traceable([])
     others = (ArraysCache(2), QuantizedKVCache(), RotatingKVCache(8), CacheList(KVCache()))
     assert not any(traceable([KVCache(), other]) for other in others)
@@ -179,5 +184,7 @@ def test_caches_are_told_the_same_if_and_only_if_they_are_alike():
         SlidingRing(9, 4),
         SlidingRing(8, 5),
         SlidingRing(8, 4, 1),
+        WindowedKV(8),
+        WindowedKV(8, 1),
     )
     assert len({layout(cache) for cache in kinds}) == len(kinds)

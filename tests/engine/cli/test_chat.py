@@ -19,8 +19,8 @@ import pytest
 
 from engine.cli import run
 from engine.cli.chat_terminal import InputLines, Screen, harmless
-from engine.server.decoding.work import Progress
-from engine.server.text.parsing import Piece
+from engine.server.parsing import ParsedText
+from engine.server.sequence import PrefillProgress
 from engine.target.loading import SHIPPED_TARGET
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -215,18 +215,18 @@ class Terminal(io.StringIO):
 
 def test_reasoning_is_dimmed_on_a_terminal_and_left_out_elsewhere(monkeypatch: pytest.MonkeyPatch):
     pieces = [
-        Piece("", "So\x1b[0m"),
-        Piece("", " be it."),
-        Piece("\n\n", ""),
-        Piece("\nYes", ""),
-        Piece(".\n", ""),
+        ParsedText("", "So\x1b[0m"),
+        ParsedText("", " be it."),
+        ParsedText("\n\n", ""),
+        ParsedText("\nYes", ""),
+        ParsedText(".\n", ""),
     ]
 
     def shown(kind: type[io.StringIO]) -> str:
         monkeypatch.setattr(sys, "stdout", kind())
         monkeypatch.setattr(sys, "stderr", kind())
         screen = Screen(as_json=False, stats=False)
-        screen.show(Progress(512, 4096))
+        screen.show(PrefillProgress(512, 4096))
         for piece in pieces:
             screen.show(piece)
         screen.say("done")

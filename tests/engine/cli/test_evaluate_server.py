@@ -10,7 +10,7 @@ import pytest
 
 from bridge.evidence.gate import judge_file
 from engine.cli import run
-from engine.server.http import guard
+from engine.server import app
 from tests.engine.evaluation.test_prompts import write
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def test_the_checks_the_answers_and_a_report_that_the_gate_accepts(capsys, small
 def test_a_check_that_fails_is_exit_1_and_no_report(
     capsys, small: list[str], tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ):
-    monkeypatch.setattr(guard, "_known", lambda header, keys: True)
+    monkeypatch.setattr(app, "_known", lambda header, keys: True)
     report = tmp_path / "s.json"
     code, out, err = call(capsys, *small, "--report", str(report), *["--json"] * as_json)
     assert code == 1
@@ -80,7 +80,7 @@ def test_a_check_that_fails_is_exit_1_and_no_report(
         (("--model", "x", "--id", "demo"), "--model serves a folder; leave out --registry and --id"),
         (("--drafter", "none"), "--drafter goes with --model"),
         (("--id", "nobody"), "there is no model 'nobody'; there are demo"),
-        (("--kv", "sink-window:4,16"), "there is no KV channel 'sink-window:4,16'"),
+        (("--kv", "sink-window:4,16"), "may not ask for the KV policy sink-window:4,16"),
         (("--id", "demo@native", "--kv", "affine8"), "name one"),
         (("--thinking", "on", "--prompts", "code", "--limit", "1"), "add --chat"),
         (("--request-nonce", "x"), "missing"),

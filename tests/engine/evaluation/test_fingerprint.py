@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.evaluation.fingerprint import boot_session, fingerprint
-from engine.evaluation.journal import Fingerprint
+from engine.evaluation.journal import Fingerprint, boot_session, fingerprint
 from engine.evaluation.prompts import Needle, raw_prompt
 from evidence_format.model import ReportRequest
 
@@ -65,22 +64,22 @@ def marks(**changes: Any) -> Fingerprint:
         ),
     ],
 )
-def test_what_rows_depend_on_changes_it(changes: dict[str, Any], name: str):
+def test_fingerprint_changes_with_what_rows_depend_on(changes: dict[str, Any], name: str):
     one, other = marks(), marks(**changes)
     assert one.get(name) != other.get(name)
 
 
-def test_what_changes_from_minute_to_minute_does_not():
+def test_fingerprint_ignores_volatile_conditions():
     later = {"power_source": "battery", "swapping": True, "git": ENVIRONMENT["git"] | {"sha": "e" * 40}}
     assert marks(environment=ENVIRONMENT | later) == marks()
 
 
-def test_a_reboot_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_reboot_changes_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     before = marks()
     assert before["boot"] == boot_session()
     (tmp_path / "boot_id").write_text("another\n")
-    monkeypatch.setattr("engine.evaluation.fingerprint.BOOT", tmp_path / "boot_id")
+    monkeypatch.setattr("engine.evaluation.journal.BOOT", tmp_path / "boot_id")
     monkeypatch.setattr("sys.platform", "linux")
     assert marks()["boot"] == "another"
-    monkeypatch.setattr("engine.evaluation.fingerprint.BOOT", tmp_path / "nowhere")
+    monkeypatch.setattr("engine.evaluation.journal.BOOT", tmp_path / "nowhere")
     assert marks()["boot"] is None

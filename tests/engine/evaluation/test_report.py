@@ -11,10 +11,18 @@ import pytest
 from engine.cache.stats import KVUse
 from engine.decode import Round
 from engine.errors import EngineError
-from engine.evaluation.arms import Outcome
 from engine.evaluation.prompts import Needle, Prompt, raw_prompt
-from engine.evaluation.report import Arm, Distortion, Report, now, sample
-from engine.evaluation.summary import liveness, parity_summary, summarise
+from engine.evaluation.report import (
+    Arm,
+    Distortion,
+    Report,
+    liveness,
+    now,
+    parity_summary,
+    sample,
+    summarise,
+)
+from engine.generate import Outcome
 from evidence_format.text import tokens_digest
 
 
@@ -38,8 +46,8 @@ def two_arms() -> list[Arm]:
     rounds = [Round(1, 0, 0.0, 0.1), Round(8, 3, 0.2, 0.3), Round(8, 5, 0.2, 0.3)]
     for index, (plain_s, our_s) in enumerate([(1.0, 0.5), (2.0, 0.5)]):
         prompt = raw_prompt("x", f"p-{index}")
-        plain.take([sample(prompt, [1, 2], outcome(11, plain_s))], 0)
-        ours.take([sample(prompt, [1, 2], outcome(11, our_s, rounds))], 7)  # not what the rounds would say
+        plain.add([sample(prompt, [1, 2], outcome(11, plain_s))], 0)
+        ours.add([sample(prompt, [1, 2], outcome(11, our_s, rounds))], 7)  # not what the rounds would say
     return [plain, ours]
 
 
@@ -98,7 +106,7 @@ def test_digests_are_of_ascii_decimals_joined_by_spaces():
     assert tokens_digest([12, 3]) == hashlib.sha256(b"12 3").hexdigest()
 
 
-def test_a_policys_rows_say_what_was_held_restored_and_answered():
+def test_rows_of_a_policy_have_bytes_restored_and_answer():
     needle = Needle("The code is 4821.", "4821", 0.5)
     prompt = Prompt("r-1", "retrieval", "A. The code is 4821. B.", None, needle, "")
     use = KVUse(layers=(1, 2), values=1000, nbytes=625)
@@ -170,7 +178,7 @@ def test_a_report_is_written_whole_and_replaces_an_older_one(tmp_path: Path):
     assert [file.name for file in path.parent.iterdir()] == ["report.json"]
 
 
-def test_a_report_that_cannot_be_strict_json_leaves_nothing_behind(tmp_path: Path):
+def test_a_report_that_is_no_strict_json_leaves_no_file(tmp_path: Path):
     report = build(rounding={"max_abs_logit_error": float("nan"), "positions": 1})
     with pytest.raises(ValueError, match="JSON compliant"):
         report.write(tmp_path / "report.json")

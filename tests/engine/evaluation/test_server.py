@@ -13,29 +13,25 @@ import pytest
 from bridge.evidence.gate import judge
 from engine.device import prepare
 from engine.errors import ConfigurationError, PromptError
+from engine.evaluation import server as evaluation
 from engine.evaluation import server_checks
-from engine.evaluation.http import ServerFault
 from engine.evaluation.prompts import Prompt, load_prompts
-from engine.evaluation.served import served
-from engine.evaluation.server import ChecksFailed, measure_server
+from engine.evaluation.server import ChecksFailed, Offer, ServerSwitches, measure_server
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
-from engine.evaluation.server_switches import Offer, ServerSwitches
-from engine.evaluation.templates import ChatSwitches
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
-from engine.server.decoding.models import Model
-from engine.server.decoding.sequence import Sequence
-from engine.server.decoding.sessions import Sessions
-from engine.server.decoding.worker import Worker
-from engine.server.http import answer, guard
-from engine.server.serve import finder
-from engine.server.text.response import ResponseBuilder
+from engine.evaluation.server_client import ServerFault, served
+from engine.generate import ChatSwitches
+from engine.registry import Places, Registry
+from engine.server import app, service
+from engine.server.response import ResponseBuilder
+from engine.server.scheduler import Scheduler
+from engine.server.serve import model_finder
+from engine.server.sessions import LoadedModel, SessionCache
 from tests.engine.evaluation.test_measurements import REQUEST, check, quiet
 from tests.engine.evaluation.test_prompts import write
 
 pytestmark = pytest.mark.slow
 
-FIND = finder(Places.of_machine(), download=False)
+FIND = model_finder(Places.of_machine(), download=False)
 SMALL = {"max_tokens": 16, "clients": 3}
 
 
@@ -132,28 +128,25 @@ class examined:
     """A running server and what it is asked, made as `measure_server` makes both."""
 
     def __init__(self, offer: Offer, prompts: list[Prompt], *, keeping: bool = False) -> None:
-        from engine.evaluation import server as evaluation
-
-        self._parts, self._offer, self._prompts = evaluation, offer, prompts
+        self._offer, self._prompts = offer, prompts
         self._switches = ServerSwitches(**SMALL)
         self._serving = self._switches.keeping if keeping else self._switches.serving
 
     def __enter__(self) -> Examinee:
-        models: list[Model] = []
+        models: list[LoadedModel] = []
 
-        def find(entry: Any) -> Callable[[], Model]:
+        def find(entry: Any) -> Callable[[], LoadedModel]:
             models.append(FIND(entry)())
             return lambda: models[-1]
 
         self._served = served(self._offer.registry, self._serving, find)
         client = self._served.__enter__()
         try:
-            parts, [model] = self._parts, models
-            engine = parts._engine(model, self._offer.channel, self._switches)
-            encoded = parts.encode_all(engine, self._prompts, self._switches.chat)
-            questions = parts._questions(self._offer, model, self._prompts, encoded, self._switches)
-            whole = parts._examinee(client, self._offer, model, questions)
-            return parts._asked_for_little(whole, self._switches)
+            [model] = models
+            engine = evaluation.engine_of(model, self._offer.channel, self._switches)
+            encoded = evaluation.encode_all(engine, self._prompts, self._switches.chat)
+            asked = evaluation.questions(self._offer, model, self._prompts, encoded, self._switches)
+            return evaluation.examinee_of(client, self._offer, model, asked, self._switches)
         except BaseException:
             self._served.__exit__(None, None, None)
             raise
@@ -166,7 +159,7 @@ def wrong(take: Any, position: int) -> Any:
     """ResponseBuilder of a server of whose tokens one is another than was decoded."""
 
     def spoiled(self: ResponseBuilder, steps: Any) -> Any:
-        at, changed = position - len(self.whole.tokens), []
+        at, changed = position - len(self.tokens), []
         for step in steps:
             tokens = list(step.tokens)
             if 0 <= at < len(tokens):
@@ -189,15 +182,15 @@ def test_a_server_that_gives_a_wrong_token_every_time_is_rejected_by_the_gate(
 
 
 def unwell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "healthy", property(lambda self: False))
+    monkeypatch.setattr(Scheduler, "healthy", property(lambda self: False))
 
 
 def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.server.http.app.cards", lambda service: [])
+    monkeypatch.setattr("engine.server.app.cards", lambda service: [])
 
 
 def open_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_known", lambda header, keys: True)
+    monkeypatch.setattr(app, "_known", lambda header, keys: True)
 
 
 def any_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,64 +199,64 @@ def any_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unnamed_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.server.http.app._steps", lambda location, body: [])
+    monkeypatch.setattr("engine.server.app._steps", lambda location, body: [])
 
 
 def lossy_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    framed = answer._framed
+    framed = service._framed
 
     def lossy(chunks: Any) -> bytes:
         return framed([chunk for chunk in chunks if chunk.x_kakeya is not None])
 
-    monkeypatch.setattr(answer, "_framed", lossy)
+    monkeypatch.setattr(service, "_framed", lossy)
 
 
 def unfinished_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "DONE", b"")
+    monkeypatch.setattr(service, "DONE", b"")
 
 
 def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Worker._begin
+    begin = Scheduler._begin
 
-    def mixed(self: Worker, job: Any) -> Any:
+    def mixed(self: Scheduler, job: Any) -> Any:
         if self._active:
-            job.work = replace(job.work, prompt=job.work.prompt[::-1])
+            job.request = replace(job.request, prompt=job.request.prompt[::-1])
         return begin(self, job)
 
-    monkeypatch.setattr(Worker, "_begin", mixed)
+    monkeypatch.setattr(Scheduler, "_begin", mixed)
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sessions, "take", lambda self, key, prompt, make: make())
+    monkeypatch.setattr(SessionCache, "take", lambda self, key, prompt, make: make())
 
 
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes on for a client that has gone."""
-    turn = Worker._turn
+    take_turn = Scheduler._take_turn
 
-    def unheard(self: Worker, job: Any, sequence: Sequence) -> None:
+    def unheard(self: Scheduler, job: Any, sequence: Any) -> None:
         job.cancelled.clear()
-        turn(self, job, sequence)
+        take_turn(self, job, sequence)
 
-    monkeypatch.setattr(Worker, "_turn", unheard)
+    monkeypatch.setattr(Scheduler, "_take_turn", unheard)
 
 
 def hoarding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sessions, "expire", lambda self, now: False)
+    monkeypatch.setattr(SessionCache, "expire", lambda self, now: False)
     monkeypatch.setattr(server_checks, "PATIENCE_S", 2.5)
 
 
 def leaking(monkeypatch: pytest.MonkeyPatch) -> None:
     import mlx.core as mx
 
-    kept, give_back = [], Sessions.give_back
+    kept, give_back = [], SessionCache.give_back
 
-    def leak(self: Sessions, session: Any, now: float) -> None:
+    def leak(self: SessionCache, session: Any, now: float) -> None:
         kept.append(mx.zeros((400_000,)))
         mx.eval(kept[-1])
         give_back(self, session, now)
 
-    monkeypatch.setattr(Sessions, "give_back", leak)
+    monkeypatch.setattr(SessionCache, "give_back", leak)
 
 
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Check], str, str]] = [
@@ -276,7 +269,7 @@ FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Check], str, 
     (unfinished_stream, ANSWERS, "stream", "without \\[DONE\\]"),
     (mixed_up, ANSWERS, "clients", "is another than alone"),
     (forgetful, KEEPING, "next-turn", "0 tokens were held"),
-    (deaf, KEEPING, "gone", "was decoded to its end for nobody"),
+    (deaf, KEEPING, "gone", "was decoded to its end for no client"),
     (hoarding, KEEPING, "idle", "still not empty"),
     (leaking, KEEPING, "idle", "bytes of memory were not given back"),
 ]
@@ -324,8 +317,8 @@ def test_a_server_that_reads_other_tokens_is_at_fault(
         measured(offered(), prompts)
 
 
-def _shortened(request: Any, model: Model) -> Any:
-    from engine.server.text.prompting import text_prompt
+def _shortened(request: Any, model: LoadedModel) -> Any:
+    from engine.server.prompting import text_prompt
 
     asked = text_prompt(request, model)
     return replace(asked, tokens=asked.tokens[1:])
@@ -365,12 +358,12 @@ def test_a_block_that_the_drafter_cannot_fill_is_refused(
 
 
 def test_a_prompt_without_room_for_an_answer_is_refused(offered: Callable[..., Offer], prompts: list[Prompt]):
-    with pytest.raises(PromptError, match=r"leaves no room in the context of 12"):
+    with pytest.raises(PromptError, match=r"leaves no space in the context of 12"):
         measured(offered(context=12), prompts)
 
 
 def entry_with(offer: Offer, **changes: Any) -> Offer:
-    entry = replace(offer.entry, **changes)
+    entry = offer.entry.model_copy(update=changes)
     registry = replace(offer.registry, entries=(entry,))
     return Offer.of(registry)
 

@@ -26,7 +26,7 @@ Ours = Callable[[str], list[int]]
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Layers S S F S S F, window 8, heads wide enough for every code."""
-    return tiny.save_target(tmp_path_factory.mktemp("guests") / "target", head_dim=32)
+    return tiny.save_target(tmp_path_factory.mktemp("external") / "target", head_dim=32)
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,12 @@ from engine.cache.policy import parse_policy
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.errors import ConfigurationError
-from engine.external_engines.engine import open_guest
+from engine.external_engines.engine import open_external_engine
+from engine.external_engines.strategies import DraftCounts
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget, load_target
 from tests.engine import families, tiny
 from tests.engine.external_engines.conftest import PROMPT
-from tests.engine.external_engines.test_belongings import looks, same
+from tests.engine.external_engines.test_engine import looks, same
 from tests.engine.identity import tokens_of
 
 COUNT = 40
@@ -44,7 +45,7 @@ def rows(name: str, pairing: str, target: LoadedTarget, drafter: Path) -> list[d
     before = looks(model)
     row: dict[str, Any] = {"engine": name, "pair": pairing}
     try:
-        guest = open_guest(name, target, drafter)
+        external = open_external_engine(name, target, drafter)
     except ConfigurationError as error:
         return [row | {"refused": str(error), "clean": same(looks(model), before)}]
     found = []
@@ -52,7 +53,8 @@ def rows(name: str, pairing: str, target: LoadedTarget, drafter: Path) -> list[d
         policy = parse_policy(channel)
         one = row | {"channel": channel}
         try:
-            steps = guest.generate(PROMPT, COUNT, policy)
+            counts = DraftCounts()
+            steps = external.generate(PROMPT, COUNT, policy, counts=counts)
             tokens = [next(steps) for _ in range(COUNT // 2)]
             one["clean_midway"] = "_hidden_states" not in model and bool(
                 policy.attended or same(looks(model), before)
@@ -64,7 +66,8 @@ def rows(name: str, pairing: str, target: LoadedTarget, drafter: Path) -> list[d
         plain = decode(
             target.target, None, PROMPT, max_tokens=COUNT, draft_length=FixedDraftLength(1), policy=policy
         )
-        one |= {"strategy": guest.strategy_for(policy), "same": tokens == tokens_of(list(plain))}
+        one |= {"strategy": external.strategy_for(policy), "same": tokens == tokens_of(list(plain))}
+        one |= {"rounds": counts.rounds, "accepted": counts.accepted}
         found.append(one | {"clean": same(looks(model), before)})
     return found
 

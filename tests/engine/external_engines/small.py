@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from engine.external_engines.base import ForeignEngine
 from engine.external_engines.engine import ExternalEngine
+from engine.external_engines.strategies import DraftCounts, LoopEntry
 from engine.target.loading import LoadedTarget
 
 
@@ -41,9 +41,9 @@ class Loop:
         self.model = model
         self.runs = 0
 
-    def steps(self, prompt: Sequence[int], max_tokens: int, **caches: Any) -> Generator[int]:
+    def steps(self, prompt: list[int], limit: int, counts: DraftCounts, **caches: Any) -> Generator[int]:
         self.runs += 1
-        yield from self.run(prompt, max_tokens, **caches)
+        yield from self.run(prompt, limit, **caches)
 
     def run(self, prompt: Sequence[int], count: int, kv: Any = None) -> Generator[int]:
         yield from greedy(self.model, prompt, count, kv or [KVCache() for _ in self.model.layers])
@@ -147,12 +147,12 @@ class Hooking(Asking):
             yield token
 
 
-def guest(
+def opened(
     target: LoadedTarget, kind: type[Loop], keyword: str | None = None, **changes: Any
 ) -> ExternalEngine:
     """One of them on a target."""
     maker = ((__name__, "make_caches"),)
-    about = {"drafter": False, "trims": False, "keyword": keyword, "makers": maker} | changes
+    about: dict[str, Any] = {"drafts": False, "keyword": keyword, "makers": maker} | changes
     loop = kind(target.target.model)
-    engine = ForeignEngine(kind.__name__, __name__, "nothing", lambda *_: loop, **about)
-    return ExternalEngine(engine, target, loop)
+    entry = LoopEntry(__name__, "nothing", lambda *_: loop, **about)
+    return ExternalEngine(kind.__name__, entry, target, loop)

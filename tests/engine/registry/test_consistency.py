@@ -1,9 +1,8 @@
-"""Whether a target, a drafter and the channels go together is told from their configurations alone."""
+"""Whether a target, a drafter and the channels match is told from their configurations alone."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,24 @@ from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
-from engine.registry.channels import CHANNELS
-from engine.registry.consistency import (
-    check_declared,
+from engine.registry import (
+    CHANNELS,
+    DrafterFacts,
+    Facts,
+    Located,
+    ModelEntry,
+    Places,
+    Registry,
+    TargetFacts,
     check_located,
     drafter_facts,
-    problems,
-    target_facts,
-    usable_channels,
+    locate,
 )
-from engine.registry.entries import DrafterFacts, Given, ModelEntry, Published, TargetFacts
-from engine.registry.locate import Located, Places, locate
-from engine.registry.registry import Registry
 from engine.target.folder import build_unloaded
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from engine.target.model import Target
 from tests.engine.drafters.test_registry import save_diffusion
+from tests.engine.registry.registries import at, model_of
 
 GOLDEN = Path(__file__).parents[2] / "data" / "dflash"
 DEMO = TargetFacts(hidden_size=128, layers=9, vocab_size=1280, head_dims=(32,))
@@ -127,10 +128,9 @@ def nowhere(tmp_path: Path) -> Places:
 
 
 @pytest.mark.parametrize("entry", Registry.load().entries, ids=lambda entry: entry.name)
-def test_the_shipped_registry_is_consistent(entry: ModelEntry):
-    check_declared(entry)
-    if entry.drafter is not None and entry.target_facts is not None:
-        facts = entry.drafter_facts
+def test_the_shipped_registry_says_what_its_drafters_read(entry: ModelEntry):
+    if entry.drafter is not None and entry.facts.target is not None:
+        facts = entry.facts.drafter
         assert facts is not None
         assert facts.hidden_size
         assert facts.taps
@@ -143,14 +143,13 @@ def test_published_configurations_have_the_shapes_that_the_registry_says(name: s
     """From the config.json alone, packed or nested: nothing of their gigabytes is computed."""
     folder = save(tmp_path / "model", PUBLISHED[name])
     entry = Registry.load().entry(name)
-    assert target_facts(folder) == entry.target_facts
+    assert entry.facts.target is not None
     check_located(Located(entry, folder, None))
 
 
-def test_the_demo_pair_goes_together(tmp_path: Path):
+def test_the_demo_pair_matches(tmp_path: Path):
     entry = Registry.load().entry("demo")
-    assert target_facts(SHIPPED_TARGET) == DEMO
-    assert set(entry.channels) <= set(usable_channels(SHIPPED_TARGET))
+    check_located(Located(model_of(at(""), facts=Facts(target=DEMO)), SHIPPED_TARGET, None))
     check_located(locate(entry, nowhere(tmp_path)))
 
 
@@ -171,7 +170,7 @@ def test_drafters_that_are_language_models_say_their_vocabulary(tmp_path: Path):
 @pytest.mark.parametrize("golden", sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()))
 def test_a_drafter_for_another_target_is_refused(golden: str, tmp_path: Path):
     drafter = str(GOLDEN / golden)
-    entry = ModelEntry("one", "s", Given(str(SHIPPED_TARGET)), Given(drafter))
+    entry = model_of(at(SHIPPED_TARGET), at(drafter))
     with pytest.raises(DrafterMismatchError) as caught:
         check_located(locate(entry, nowhere(tmp_path)))
     message = str(caught.value)
@@ -201,7 +200,7 @@ def test_a_drafter_for_another_target_is_refused(golden: str, tmp_path: Path):
 def test_what_differs_is_named(changes: dict[str, Any], said: str, tmp_path: Path):
     drafter = edited(SHIPPED_DRAFTER, tmp_path / "drafter", **changes)
     with pytest.raises(DrafterMismatchError) as caught:
-        check_located(Located(ModelEntry("one", "s", Given("")), SHIPPED_TARGET, str(drafter)))
+        check_located(Located(model_of(at("")), SHIPPED_TARGET, str(drafter)))
     assert str(caught.value) == f"the drafter {drafter} was not made for the target {SHIPPED_TARGET}: {said}"
     config = DFlashConfig.from_dict(json.loads((drafter / "config.json").read_text()))
     target = Target(build_unloaded(json.loads((SHIPPED_TARGET / "config.json").read_text())))
@@ -211,18 +210,19 @@ def test_what_differs_is_named(changes: dict[str, Any], said: str, tmp_path: Pat
 
 
 def test_a_folder_with_another_target_than_the_entry_says_is_refused():
-    entry = ModelEntry("one", "s", Given(""), target_facts=replace(DEMO, layers=12, head_dims=(32, 64)))
+    other = DEMO.model_copy(update={"layers": 12, "head_dims": (32, 64)})
+    entry = model_of(at(""), facts=Facts(target=other))
     with pytest.raises(ModelError) as caught:
         check_located(Located(entry, SHIPPED_TARGET, None))
     assert str(caught.value) == (
         f"{SHIPPED_TARGET} does not hold the target of the model one: layers is 9, not 12; "
-        "head_dims is 32, not 32, 64; put the right one there, or mend the registry"
+        "head_dims is (32,), not (32, 64); put the right one there, or correct the registry"
     )
 
 
-def test_a_drafter_that_was_trained_anew_is_not_refused_for_reading_other_layers():
+def test_a_retrained_drafter_may_read_other_layers_than_the_entry_says():
     facts = DrafterFacts(hidden_size=128, taps=(2, 4), mask_token=5, block=16)
-    entry = ModelEntry("one", "s", Given(""), Given(""), target_facts=DEMO, drafter_facts=facts)
+    entry = model_of(at(""), at(""), facts=Facts(target=DEMO, drafter=facts))
     check_located(Located(entry, SHIPPED_TARGET, str(SHIPPED_DRAFTER)))
 
 
@@ -230,32 +230,17 @@ def test_a_drafter_that_was_trained_anew_is_not_refused_for_reading_other_layers
 def test_an_offered_channel_must_fit_the_heads_of_the_configuration(head_dim: int, tmp_path: Path):
     folder = edited(SHIPPED_TARGET, tmp_path / "target", head_dim=head_dim)
     for name in ("lattice-e8", "rotated4", "lattice-packed"):
-        entry = ModelEntry("one", "s", Given(""), channels=("native", name))
+        entry = model_of(at(""), channels=["native", name])
         with pytest.raises(ConfigurationError, match=f"the model one: the KV channel {name} .* {head_dim} "):
             check_located(Located(entry, folder, None))
-        assert name not in usable_channels(folder)
+        assert name not in Registry.single(folder).entries[0].channels
 
 
 def test_an_offered_channel_must_apply_to_a_layer_of_the_model(tmp_path: Path):
     folder = save(tmp_path / "model", PUBLISHED["qwen3-4b"])
-    entry = ModelEntry("one", "s", Given(""), channels=("native", "sliding-bounded-512"))
+    entry = model_of(at(""), channels=["native", "sliding-bounded-512"])
     with pytest.raises(ConfigurationError, match="sliding-bounded:0,512@sliding applies to no layer"):
         check_located(Located(entry, folder, None))
-
-
-def test_problems_are_those_of_the_models_that_are_here(tmp_path: Path):
-    entries = (
-        ModelEntry("absent", "s", Published("absent")),
-        ModelEntry("sound", "s", Given(str(SHIPPED_TARGET)), Given(str(SHIPPED_DRAFTER))),
-        ModelEntry("empty", "s", Given(str(tmp_path))),
-        ModelEntry("other", "s", Given(str(SHIPPED_TARGET)), Given(str(GOLDEN / "full"))),
-    )
-    found = problems(entries, nowhere(tmp_path))
-    assert {name: type(error) for name, error in found.items()} == {
-        "empty": ModelError,
-        "other": DrafterMismatchError,
-    }
-    assert problems(Registry.load().entries, nowhere(tmp_path)) == {}
 
 
 @pytest.mark.parametrize(
@@ -274,9 +259,9 @@ def test_a_configuration_that_cannot_be_used_is_refused_by_file(
 ):
     folder = save(tmp_path / "model", config)
     with pytest.raises(ModelError, match=said) as caught:
-        target_facts(folder)
+        Registry.single(folder)
     assert str(folder) in str(caught.value)
 
 
 def test_every_channel_of_the_shipped_target_is_usable():
-    assert usable_channels(SHIPPED_TARGET) == tuple(CHANNELS)
+    assert list(Registry.single(SHIPPED_TARGET).entries[0].channels) == list(CHANNELS)

@@ -1,4 +1,4 @@
-"""Files are looked for in a few places, in order, without the network; only who asks for it downloads."""
+"""Files are looked for in a few places, in order, without the network; only `fetch` downloads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import pytest
 from engine.config import Options, open_engine
 from engine.drafters.registry import open_drafter
 from engine.errors import ConfigurationError, ModelError, ModelNotHere, UnknownModel
-from engine.registry.channels import CHANNELS
-from engine.registry.entries import Given, ModelEntry, Published, Shipped
-from engine.registry.locate import Located, Places, fetch, locate, variable_of
-from engine.registry.registry import Registry
+from engine.registry import CHANNELS, Located, Places, Registry, fetch, locate, variable_of
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_target
 from tests.engine.registry.hub import COMMIT, Hub, running_hub
+from tests.engine.registry.registries import SHIPPED, at, model_of, published
 
-PAIR = ModelEntry("pair", "s", Published("m-4b.1", "Owner/M-4B"), Published("d", "Owner/D", COMMIT))
+PAIR = model_of(published("m-4b.1", "Owner/M-4B"), published("d", "Owner/D", COMMIT), "pair")
 REPOSITORIES = {
     "Owner/M-4B": {
         "config.json": b"{}",
@@ -70,8 +68,8 @@ def test_the_variable_of_a_folder(name: str, variable: str):
     assert variable_of(name) == variable
 
 
-def test_the_first_place_that_is_a_folder_is_taken(tmp_path: Path):
-    entry = ModelEntry("m", "s", Published("m-4b.1", "Owner/M-4B"))
+def test_the_first_place_that_is_a_folder_is_used(tmp_path: Path):
+    entry = model_of(published("m-4b.1", "Owner/M-4B"), name="m")
     in_cache = cached(tmp_path, "Owner/M-4B")
     assert locate(entry, places(tmp_path)) == Located(entry, in_cache, None)
     at_home = folder(tmp_path, "home", "kakeya-models", "m-4b.1")
@@ -83,7 +81,7 @@ def test_the_first_place_that_is_a_folder_is_taken(tmp_path: Path):
 
 @pytest.mark.parametrize("value", ["/absent", "~no-such-user/m", "a file"])
 def test_a_variable_that_names_no_folder_is_an_error_whatever_lies_elsewhere(tmp_path: Path, value: str):
-    entry = ModelEntry("m", "s", Published("m-4b.1", "Owner/M-4B"))
+    entry = model_of(published("m-4b.1", "Owner/M-4B"), name="m")
     folder(tmp_path, "home", "kakeya-models", "m-4b.1")
     if value == "a file":
         value = str(tmp_path / "file")
@@ -94,16 +92,16 @@ def test_a_variable_that_names_no_folder_is_an_error_whatever_lies_elsewhere(tmp
             find(entry, places(tmp_path, KAKEYA_MODEL_M_4B_1=value))
 
 
-def test_a_pair_is_found_with_look_ups_beside_its_drafter_where_the_entry_says(tmp_path: Path):
+def test_look_ups_are_added_to_a_drafter_where_the_entry_says(tmp_path: Path):
     target, drafter = cached(tmp_path, "Owner/M-4B"), cached(tmp_path, "Owner/D", COMMIT)
     assert locate(PAIR, places(tmp_path)) == Located(PAIR, target, str(drafter))
-    beside = ModelEntry("pair", "s", PAIR.target, PAIR.drafter, lookups=True)
-    assert locate(beside, places(tmp_path)).drafter == f"prompt-lookup+{drafter}"
+    both = model_of(PAIR.target, PAIR.drafter.model_copy(update={"lookups": True}), "pair")
+    assert locate(both, places(tmp_path)).drafter == f"prompt-lookup+{drafter}"
 
 
 def test_a_named_revision_is_no_other(tmp_path: Path):
     cached(tmp_path, "Owner/M-4B")
-    entry = ModelEntry("m", "s", Published("m", "Owner/M-4B", "f" * 40))
+    entry = model_of(published("m", "Owner/M-4B", "f" * 40), name="m")
     with pytest.raises(ModelNotHere, match="the hub's cache of Owner/M-4B at ffffffffffff"):
         locate(entry, places(tmp_path))
 
@@ -114,33 +112,33 @@ def test_what_is_in_no_place_is_refused_with_the_places_and_what_to_do(tmp_path:
         locate(PAIR, places(tmp_path))
     assert type(caught.value) is ModelNotHere
     assert str(caught.value) == (
-        "the drafter of the model pair is not on this machine; looked at: KAKEYA_MODEL_D (not set); "
-        "~/kakeya-models/d (not there); the hub's cache of Owner/D at 0123456789ab (not there); "
+        "the drafter of the model pair is not on this machine; looked at: KAKEYA_MODEL_D; "
+        "~/kakeya-models/d; the hub's cache of Owner/D at 0123456789ab; "
         "put Owner/D in ~/kakeya-models/d, or name its folder in KAKEYA_MODEL_D, "
         "or let the server fetch it with --download"
     )
-    alone = ModelEntry("m", "s", Published("m"))
+    alone = model_of(published("m"), name="m")
     with pytest.raises(ModelNotHere, match=r"name its folder in KAKEYA_MODEL_M$"):
         locate(alone, places(tmp_path))
 
 
 def test_given_folders_and_texts_are_handed_on_as_they_are(tmp_path: Path):
-    entry = ModelEntry("m", "s", Given("/m"), Given("prompt-lookup:4"))
+    entry = model_of(at("/m"), at("prompt-lookup:4"), "m")
     assert locate(entry, places(tmp_path)) == Located(entry, Path("/m"), "prompt-lookup:4")
 
 
 def test_a_name_that_the_hub_could_not_have_is_refused(tmp_path: Path):
-    entry = ModelEntry("m", "s", Published("m", "Owner/a--b"))
-    with pytest.raises(ConfigurationError, match="Owner/a--b is no repository of the hub"):
+    entry = model_of(published("m", "Owner/a--b"), name="m")
+    with pytest.raises(ConfigurationError, match="Owner/a--b is no name of the hub"):
         locate(entry, places(tmp_path))
 
 
-def test_downloading_takes_weights_configurations_and_tokenizers_alone(tmp_path: Path):
+def test_downloads_are_weights_configurations_and_tokenizers(tmp_path: Path):
     with running_hub(REPOSITORIES) as hub:
         here = places(tmp_path, hub)
         found = fetch(PAIR, here)
-        taken = {file.name for file in found.target.rglob("*")}
-        assert taken == {
+        files = {file.name for file in found.target.rglob("*")}
+        assert files == {
             "config.json",
             "model.safetensors",
             "model-00001-of-00002.safetensors",
@@ -159,15 +157,15 @@ def test_downloading_takes_weights_configurations_and_tokenizers_alone(tmp_path:
 
 
 def test_a_broken_off_download_is_completed(tmp_path: Path):
-    begun = cached(tmp_path, "Owner/M-4B")
-    entry = ModelEntry("m", "s", Published("m", "Owner/M-4B"))
+    partial = cached(tmp_path, "Owner/M-4B")
+    entry = model_of(published("m", "Owner/M-4B"), name="m")
     with running_hub(REPOSITORIES) as hub:
-        assert fetch(entry, places(tmp_path, hub)).target == begun
-    assert (begun / "model.safetensors").read_bytes() == b"weights"
+        assert fetch(entry, places(tmp_path, hub)).target == partial
+    assert (partial / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_what_is_in_a_folder_is_not_downloaded(tmp_path: Path):
-    entry = ModelEntry("m", "s", Published("m", "Owner/M-4B"), Shipped(), lookups=True)
+    entry = model_of(published("m", "Owner/M-4B"), SHIPPED, "m")
     at_home = folder(tmp_path, "home", "kakeya-models", "m")
     with running_hub(REPOSITORIES) as hub:
         found = fetch(entry, places(tmp_path, hub))
@@ -192,7 +190,7 @@ def test_a_hub_that_does_not_answer_is_an_error_of_the_model(tmp_path: Path):
 
 def test_what_is_on_no_hub_cannot_be_downloaded(tmp_path: Path):
     with pytest.raises(ModelNotHere, match="the target of the model m is not on this machine"):
-        fetch(ModelEntry("m", "s", Published("m")), places(tmp_path))
+        fetch(model_of(published("m"), name="m"), places(tmp_path))
 
 
 @pytest.mark.slow
@@ -211,7 +209,7 @@ def test_one_loaded_target_serves_channels_and_drafters(tmp_path: Path):
 
 
 def test_an_entry_without_drafter_opens_an_engine_without(tmp_path: Path):
-    entry = ModelEntry("m", "s", Shipped(), block="1", quantize="8,32")
+    entry = model_of(SHIPPED, name="m", block="1", quantize="8,32")
     options = locate(entry, places(tmp_path)).options(CHANNELS["native"])
     assert (options.drafter, options.block, options.quantize, options.kv) == ("none", "1", "8,32", "native")
     assert open_engine(options).alone

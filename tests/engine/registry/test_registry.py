@@ -10,12 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.cache.policy import parse_policy
 from engine.errors import ConfigurationError, DrafterMismatchError, InputError, ModelError, UnknownModel
-from engine.registry.channels import CHANNELS
-from engine.registry.entries import Given, Published, Shipped
-from engine.registry.registry import SHIPPED_FILE, Registry, fitting_name
+from engine.registry import CHANNELS, SHIPPED_FILE, Registry, fitting_name, registry_markdown
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
-from tests.engine.registry.registries import MINIMAL, with_model, write
+from tests.engine.registry.registries import MINIMAL, SHIPPED, at, published, with_model, write
 
 FACTS = "facts.target = { hidden_size = 64, layers = 6, vocab_size = 512, head_dims = [16] }\n"
 
@@ -48,9 +47,9 @@ def test_the_shipped_registry_has_the_published_pairs_and_the_demo_by_default():
     for entry in registry.entries:
         assert len(entry.channels) > 1
         assert entry.default_channel == "native"
-        published = [s for s in (entry.target, entry.drafter) if isinstance(s, Published)]
-        assert all(source.hub for source in published)
-        assert entry.target_facts is not None or entry.target == Shipped()
+        sources = [s for s in (entry.target, entry.drafter) if s is not None]
+        assert all(source.hub or source.shipped for source in sources)
+        assert entry.facts.target is not None or entry.target == SHIPPED
 
 
 def test_every_id_of_a_registry_is_resolved():
@@ -124,14 +123,15 @@ def test_a_file_says_everything_about_a_model(tmp_path: Path):
     registry = Registry.load(write(tmp_path, text))
     first, second, third = registry.entries
     assert (first.target, first.drafter, first.lookups) == (
-        Given("/models/a"),
-        Given("prompt-lookup:4"),
+        at("/models/a"),
+        at("prompt-lookup:4"),
         False,
     )
-    assert first.channels == ("native",)
-    assert second.target == Published("b", "Own-er/B.b_1", "0123456789abcdef0123456789abcdef01234567")
-    assert (second.drafter, second.lookups) == (Given(str(Path.home() / "b")), True)
-    assert (second.channels, second.default_channel) == (("affine4", "native"), "native")
+    assert list(first.channels) == ["native"]
+    assert second.target == published("b", "Own-er/B.b_1", "0123456789abcdef0123456789abcdef01234567")
+    assert second.drafter is not None
+    assert (second.drafter.path, second.lookups) == (str(Path.home() / "b"), True)
+    assert (list(second.channels), second.default_channel) == (["affine4", "native"], "native")
     assert (second.block, second.dtype, second.quantize, second.context) == ("6", "float16", "4,32", 2048)
     assert dict(second.chat_template_kwargs) == {"enable_thinking": False, "level": "low", "depth": 2}
     assert second.engine == "dflash-mlx"
@@ -141,80 +141,76 @@ def test_a_file_says_everything_about_a_model(tmp_path: Path):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("colour = 1", " [models.one]: unknown key 'colour'"),
-        ("b = 1\na = 2", " [models.one]: unknown keys 'a', 'b'"),
-        ("block = 0", ' [models.one]: block must be "auto" or a number from 1 to 1024, not 0'),
-        ("block = true", ' [models.one]: block must be "auto" or a number from 1 to 1024, not True'),
-        ('block = "8"', " [models.one]: block must be"),
-        ("block = 8", " [models.one]: block is of a drafter, and there is none"),
-        ('dtype = "int8"', " [models.one]: dtype must be one of float32, float16, bfloat16, not 'int8'"),
-        ("dtype = 16", " [models.one]: dtype must be a text, not 16"),
-        ('quantize = "7"', " [models.one]: quantize: --quantize 7: bits 7 is not one of"),
-        ("context = 0", " [models.one]: context must be a whole number of at least 1, not 0"),
-        ("context = 1.5", " [models.one]: context must be a whole number of at least 1, not 1.5"),
-        ("context = 99999999999", " [models.one]: context must be a whole number"),
-        ('engine = "Other Engine"', " [models.one]: engine must match"),
-        ('drafter = "some-text"', ' [models.one]: drafter must be "shipped", "prompt-lookup", { folder = '),
-        ("drafter = 3", " [models.one]: drafter must be"),
-        ('drafter = { hub = "a/b" }', " [models.one.drafter]: folder is missing"),
-        ('drafter = { folder = "../b" }', " [models.one.drafter]: folder must match"),
-        ('drafter = { folder = "b", hub = "b" }', " [models.one.drafter]: hub must match"),
-        ('drafter = { folder = "b", hub = "a/../b" }', " [models.one.drafter]: hub must match"),
-        ('drafter = { folder = "b", revision = "main" }', " [models.one.drafter]: revision must match"),
+        ("colour = 1", "models.one: unknown field 'colour'"),
+        ("block = 0", "models.one.block: --block must be auto or a number from 1 to 1024, not '0'"),
+        ("block = true", "models.one.block: must be a text, not True"),
+        ("block = 8", "models.one: block and facts.drafter need a drafter; there is none"),
+        ('dtype = "int8"', "models.one.dtype: dtype 'int8' is not one of float32, float16, bfloat16"),
+        ("dtype = 16", "models.one.dtype: must be a text, not 16"),
+        ('quantize = "7"', "models.one.quantize: --quantize 7: bits 7 is not one of"),
+        ("context = 0", "models.one.context: must be at least 1, got 0"),
+        ("context = 1.5", "models.one.context: must be of type integer, got 1.5"),
+        ("context = 99999999999", "models.one.context: "),
+        ('engine = "Other Engine"', "models.one.engine: must match"),
+        ('drafter = "some-text"', 'models.one.drafter: must be "shipped", { folder = '),
+        ("drafter = 3", 'models.one.drafter: must be "shipped"'),
+        (
+            'drafter = { hub = "a/b" }',
+            'models.one.drafter: must be "shipped", or have one of path and folder',
+        ),
+        ('drafter = { folder = "../b" }', "models.one.drafter.folder: must match"),
+        ('drafter = { folder = "b", hub = "b" }', "models.one.drafter.hub: must match"),
+        ('drafter = { folder = "b", hub = "a/../b" }', "models.one.drafter.hub: must match"),
+        (
+            'drafter = { folder = "b", hub = "a/b", revision = "main" }',
+            "models.one.drafter.revision: must match",
+        ),
         (
             f'drafter = {{ folder = "b", revision = "{"0" * 40}" }}',
-            " [models.one.drafter]: a revision needs the hub's repository; add hub",
+            "models.one.drafter: hub needs folder, and revision needs hub",
         ),
-        ('drafter = { path = "b" }', " [models.one.drafter]: path must begin with / or ~/, not 'b'"),
-        ('drafter = { path = "/b", folder = "b" }', " [models.one.drafter]: unknown key 'folder'"),
-        ('drafter = { folder = "b", lookups = 1 }', " [models.one.drafter]: lookups must be true or false"),
-        ('channels = "native"', " [models.one]: channels must be a list of texts, not 'native'"),
-        ("channels = [1]", " [models.one]: channels must be a list of texts"),
-        ('channels = ["native", "native"]', " [models.one]: channels holds 'native' twice"),
-        ('channels = ["fast"]', " [models.one]: channels: there is no KV channel 'fast'; there are native"),
-        ('default_channel = "affine8"', " [models.one]: default_channel affine8 is none of its channels"),
-        ("chat_template_kwargs = 1", " [models.one]: chat_template_kwargs must be a table, not 1"),
+        ('drafter = { path = "b" }', "models.one.drafter: path must begin with / or ~/, not 'b'"),
+        ('drafter = { path = "/b", folder = "b" }', 'models.one.drafter: must be "shipped", or have one of'),
+        ('drafter = { folder = "b", lookups = 1 }', "models.one.drafter.lookups: must be of type boolean"),
+        ('channels = "native"', "models.one.channels: must be a list of names of channels"),
+        ("channels = [1]", "models.one.channels: there is no KV channel 1; there are native"),
+        ('channels = ["native", "native"]', "models.one.channels: must be a list of names of channels, none"),
+        ('channels = ["fast"]', "models.one.channels: there is no KV channel 'fast'; there are native"),
         (
-            "chat_template_kwargs = { a = [1] }",
-            " [models.one.chat_template_kwargs]: a must be a text, a number, true or false, not [1]",
+            'default_channel = "affine8"',
+            "models.one: default_channel affine8 is none of its channels: native",
         ),
-        (
-            'chat_template_kwargs = { "a b" = 1 }',
-            " [models.one.chat_template_kwargs]: 'a b' is no name of an argument",
-        ),
-        ("facts = 1", " [models.one]: facts must be a table, not 1"),
-        ("facts.colour = 1", " [models.one.facts]: unknown key 'colour'"),
-        ("facts.target = { layers = 1 }", " [models.one.facts.target]: hidden_size is missing"),
-        (
-            FACTS.replace("[16]", "[]"),
-            " [models.one.facts.target]: head_dims must be a list of whole numbers of at least 1, not []",
-        ),
-        ("facts.drafter = { block = 8 }", " [models.one]: facts.drafter is of a drafter, and there is none"),
-        ("facts.drafter = { taps = [-1] }", " [models.one.facts.drafter]: taps must be a list of whole"),
-        ("facts.drafter = { depth = 1 }", " [models.one.facts.drafter]: unknown key 'depth'"),
+        ("chat_template_kwargs = 1", "models.one.chat_template_kwargs: must be of type object, got 1"),
+        ("chat_template_kwargs = { a = [1] }", "models.one.chat_template_kwargs.a"),
+        ('chat_template_kwargs = { "a b" = 1 }', "models.one.chat_template_kwargs.a b"),
+        ("facts = 1", "models.one.facts: must be of type object"),
+        ("facts.colour = 1", "models.one.facts: unknown field 'colour'"),
+        ("facts.target = { layers = 1 }", "models.one.facts.target: lacks 'hidden_size', "),
+        (FACTS.replace("[16]", "[]"), "models.one.facts.target.head_dims: has fewer than 1 entries"),
+        ("facts.drafter = { block = 8 }", "models.one: block and facts.drafter need a drafter"),
+        ("facts.drafter = { taps = [-1] }", "models.one.facts.drafter.taps[0]: must be at least 0, got -1"),
+        ("facts.drafter = { depth = 1 }", "models.one.facts.drafter: unknown field 'depth'"),
     ],
 )
 def test_a_wrong_line_is_refused_by_file_model_and_key(tmp_path: Path, lines: str, said: str):
-    assert refusal(tmp_path, with_model(lines)).startswith(said)
+    assert refusal(tmp_path, with_model(lines)).startswith(f": {said}")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", ": default is missing"),
-        ("default = 1", ": default must be a text, not 1"),
-        ('default = "one"', ": default is 'one', which is no model of this file"),
-        ('default = "one@native"\n[models.one]\nsummary = "s"\ntarget = "shipped"', ": default is"),
-        ('default = "one"\nmodels = 3', ": models must be a table, not 3"),
-        ('default = "one"\nmodels.one = 3', " [models]: one must be a table, not 3"),
-        (f'version = 2\n{MINIMAL}', ": unknown key 'version'"),
-        ('default = "one"\n[models.one]', " [models.one]: target is missing; it is \"shipped\", { folder"),
-        ('default = "one"\n[models.one]\ntarget = "shipped"', " [models.one]: summary is missing"),
-        (MINIMAL.replace("a model", ""), " [models.one]: summary must match"),
-        (MINIMAL.replace('"shipped"', '"prompt-lookup"'), " [models.one]: target must be"),
-        (MINIMAL.replace("models.one", 'models."a@b"'), " [models.a@b]: a model's name must match"),
-        (MINIMAL.replace("models.one", "models.One"), " [models.One]: a model's name must match"),
-        (MINIMAL.replace("models.one", 'models."-a"'), " [models.-a]: a model's name must match"),
+        ("", ": lacks 'default', 'models'"),
+        ("default = 1", ": default: must be of type string, got 1"),
+        (MINIMAL.replace('default = "one"', 'default = "two"'), ": default is 'two', which is no model"),
+        (MINIMAL.replace('default = "one"', 'default = "one@native"'), ": default is"),
+        ('default = "one"\nmodels = 3', ": models: must be of type object, got 3"),
+        ('default = "one"\nmodels.one = 3', ": models.one: must be of type object, got 3"),
+        (f'version = 2\n{MINIMAL}', ": unknown field 'version'"),
+        ('default = "one"\n[models.one]', ": models.one: lacks 'summary', 'target'"),
+        (MINIMAL.replace('"shipped"', '"prompt-lookup"'), ": models.one.target: must be"),
+        (MINIMAL.replace("models.one", 'models."a@b"'), ": models.a@b"),
+        (MINIMAL.replace("models.one", "models.One"), ": models.One"),
+        (MINIMAL.replace("models.one", 'models."-a"'), ": models.-a"),
         (MINIMAL + MINIMAL, " is not TOML: "),
         ("\0", " is not TOML: "),
         ("default = " + "[" * 100_000, " is not TOML: "),
@@ -223,6 +219,108 @@ def test_a_wrong_line_is_refused_by_file_model_and_key(tmp_path: Path, lines: st
 )  # fmt: skip
 def test_a_file_that_is_no_registry_is_refused(tmp_path: Path, text: str, said: str):
     assert refusal(tmp_path, text).startswith(said)
+
+
+def test_a_file_defines_channels_for_the_models_that_list_them_or_list_none(tmp_path: Path):
+    text = """
+        default = "a"
+        [channels.fine]
+        kv = "lattice:e8,200@inner:1"
+        description = "a finer lattice"
+        [models.a]
+        summary = "lists none"
+        target = "shipped"
+        [models.b]
+        summary = "lists it"
+        target = "shipped"
+        channels = ["affine8", "fine"]
+        default_channel = "fine"
+        [models.c]
+        summary = "lists others"
+        target = "shipped"
+        channels = ["native"]
+    """
+    registry = Registry.load(write(tmp_path, text))
+    assert [list(entry.channels) for entry in registry.entries] == [
+        ["native", "fine"],
+        ["affine8", "fine"],
+        ["native"],
+    ]
+    _, channel = registry.resolve("a@fine")
+    assert (channel.name, channel.policy.spec) == ("fine", "lattice:e8,200@inner:1")
+    assert registry.resolve("b")[1] == channel
+    with pytest.raises(ConfigurationError, match="the model c does not offer the KV channel fine"):
+        registry.resolve("c@fine")
+    assert "| `fine` | `lattice:e8,200@inner:1` | a finer lattice |" in registry_markdown(registry)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('[channels.fine]\nkv = "lattice:x9,1"', "channels.fine.kv: --kv 'lattice:x9,1': 'x9' is no lattice"),
+        ("[channels.fine]\nkv = 8", "channels.fine.kv: must be a text, not 8"),
+        ("[channels.fine]\n", "channels.fine: lacks 'kv'"),
+        ('[channels.fine]\nkv = "native"\nbits = 8', "channels.fine: unknown field 'bits'"),
+        ('[channels."a:b"]\nkv = "native"', "channels.a:b"),
+        ('[channels.affine8]\nkv = "affine:4,64"', "channels: affine8 is built in; choose another name"),
+        (
+            '[requests]\nkv = ["restored:exact"]',
+            "requests.kv[0]: 'restored:exact' cannot be opened to requests",
+        ),
+        ('[requests]\nkv = ["affine:2..9,64"]', "requests.kv[0]: --kv 'affine:9,64': BITS must be one of"),
+        ('[requests]\nkv = "affine"', "requests.kv: "),
+    ],
+)
+def test_a_wrong_channel_or_range_is_refused_by_key_and_value(tmp_path: Path, lines: str, said: str):
+    assert refusal(tmp_path, f"{MINIMAL}{lines}\n").startswith(f": {said}")
+
+
+REQUESTS = '[requests]\nkv = ["lattice:e8,8..64@inner:0..3", "sink-window:4,64..512", "affine:8,32"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("lattice:e8,10", "lattice:e8,10@inner:2"),
+        ("lattice:e8,64@inner:0", "lattice:e8,64@inner:0"),
+        ("sink-window:4,64", "sink-window:4,64@all"),
+        ("affine:8,32", "affine:8,32@all"),
+    ],
+)
+def test_requests_spell_out_policies_within_the_owners_ranges(tmp_path: Path, text: str, spec: str):
+    registry = Registry.load(write(tmp_path, MINIMAL + REQUESTS))
+    for asked in ((f"one@{text}", None), ("one", text)):
+        _, channel = registry.resolve(*asked)
+        assert (channel.name, channel.policy) == (spec, parse_policy(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "lattice:e8,65",
+            "may not ask for the KV policy lattice:e8,65@inner:2; it offers native; .*e8,8..64",
+        ),
+        ("lattice:d4,10", "may not ask for the KV policy lattice:d4,10"),
+        ("lattice:e8,10@all", "may not ask for the KV policy lattice:e8,10@all"),
+        ("lattice:e8,10@inner:4", "may not ask for"),
+        ("sink-window:5,64", "may not ask for"),
+        ("affine:8,64", "may not ask for"),
+        ("restored:exact", "may not ask for"),
+        ("lattice:e8,0", "KV policy 'lattice:e8,0': Q must be one of 1 to 1023, not 0"),
+        ("zip:1,2", "KV policy 'zip:1,2': 'zip' is none of native"),
+    ],
+)
+def test_policies_beyond_the_ranges_are_refused_with_what_is_allowed(tmp_path: Path, text: str, said: str):
+    registry = Registry.load(write(tmp_path, MINIMAL + REQUESTS))
+    with pytest.raises(ConfigurationError, match=said):
+        registry.resolve("one", text)
+
+
+def test_without_ranges_no_policy_may_be_spelt_out(tmp_path: Path):
+    registry = Registry.load(write(tmp_path, MINIMAL))
+    with pytest.raises(ConfigurationError, match="requests may ask for none"):
+        registry.resolve("one", "affine:8,64")
 
 
 TOKENS = re.findall(r"[\w.-]+|\s+|.", SHIPPED_FILE.read_text(encoding="utf-8"))
@@ -234,7 +332,7 @@ TOKENS = re.findall(r"[\w.-]+|\s+|.", SHIPPED_FILE.read_text(encoding="utf-8"))
     put=st.one_of(st.sampled_from([*'[]{}="@\n', "-1", "nan", "1979-05-27", "demo"]), st.text(max_size=4)),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_registry_that_was_spoilt_is_read_or_refused(at: int, dropped: int, put: str, tmp_path: Path):
+def test_a_damaged_registry_is_read_or_refused(at: int, dropped: int, put: str, tmp_path: Path):
     """Nothing but an error of ours, on one line, whatever a slip of the hand leaves in the file."""
     text = "".join([*TOKENS[:at], put, *TOKENS[at + dropped :]])
     path = write(tmp_path, text.encode(errors="replace").decode())
@@ -260,7 +358,7 @@ def test_two_models_cannot_be_looked_for_in_one_place(tmp_path: Path):
     text = MINIMAL + '[models.a]\nsummary = "a"\ntarget = { folder = "m.1", hub = "a/b" }\n'
     other = '[models.b]\nsummary = "b"\ntarget = { folder = "m-1", hub = "a/c" }\n'
     message = refusal(tmp_path, text + other)
-    assert message == (
+    assert message.startswith(
         ": a/b and a/c would both be looked for in KAKEYA_MODEL_M_1; give them folders of other names"
     )
     Registry.load(write(tmp_path, text + other.replace("m-1", "m.1").replace("a/c", "a/b")))
@@ -278,7 +376,7 @@ def test_an_entry_whose_drafter_is_for_another_target_is_refused(tmp_path: Path)
 def test_an_entry_with_a_channel_that_its_heads_cannot_take_is_refused(tmp_path: Path):
     lines = FACTS.replace("16", "80, 64") + 'channels = ["native", "lattice-e8", "affine4"]'
     message = refusal(tmp_path, with_model(lines))
-    assert message.startswith(": the model one: the KV channel affine4 (affine:4,64@all) does not fit")
+    assert message.startswith(": the model one: the KV channel affine4 (affine:4,64@all) does not fit: ")
     assert "80 cannot be quantized" in message
 
 
@@ -286,20 +384,20 @@ def test_a_folder_makes_a_registry_of_its_own(folders: tuple[Path, Path]):
     registry = Registry.single(folders[0], f"prompt-lookup+{folders[1]}", block="6", context=100)
     (entry,) = registry.entries
     assert (registry.default, registry.path, entry.name) == ("target", None, "target")
-    assert (entry.target, entry.drafter) == (Given(str(folders[0])), Given(f"prompt-lookup+{folders[1]}"))
+    assert (entry.target, entry.drafter) == (at(folders[0]), at(f"prompt-lookup+{folders[1]}"))
     assert (entry.lookups, entry.block, entry.context) == (False, "6", 100)
     # Heads of 8 values cannot be quantized in groups, and the windows of this model are 8 positions anyway.
-    assert entry.channels == tuple(name for name in CHANNELS if not name.startswith(("affine", "rotated")))
+    assert list(entry.channels) == [n for n in CHANNELS if not n.startswith(("affine", "rotated"))]
     assert registry.resolve("target@lattice-e8")[1] is CHANNELS["lattice-e8"]
 
 
 def test_the_shipped_target_as_a_folder_has_its_drafter_unless_told_otherwise():
     (entry,) = Registry.single(SHIPPED_TARGET).entries
-    assert (entry.drafter, entry.lookups) == (Shipped(), True)
+    assert (entry.drafter, entry.lookups) == (SHIPPED, True)
     (entry,) = Registry.single(SHIPPED_TARGET, "none", channel="affine8").entries
     assert (entry.drafter, entry.lookups, entry.default_channel) == (None, False, "affine8")
     (entry,) = Registry.single(SHIPPED_TARGET, str(SHIPPED_DRAFTER)).entries
-    assert (entry.drafter, entry.lookups) == (Given(str(SHIPPED_DRAFTER)), False)
+    assert (entry.drafter, entry.lookups) == (at(SHIPPED_DRAFTER), False)
 
 
 def test_a_folder_without_drafter_has_none(folders: tuple[Path, Path]):

@@ -10,18 +10,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
-from engine.server.decoding.worker import Limits, Worker
-from engine.server.http.app import new_app
-from engine.server.http.connections import BoundedProtocol
-from engine.server.http.metrics import Metrics
-from engine.server.serve import Server, Serving, _listening, finder, preload
-from engine.server.service import Bounds, Service
+from engine.registry import Places, Registry
+from engine.server.app import BoundedProtocol, new_app
+from engine.server.metrics import Metrics
+from engine.server.scheduler import Scheduler, SchedulerLimits
+from engine.server.serve import HttpServer, ServerSettings, _listening, model_finder, preload
+from engine.server.service import RequestLimits, Service
 
 KEY = "0123456789abcdef-guard"
 BODY_S = 0.4  # the time of a body here
@@ -63,27 +62,27 @@ class Door:
 
 
 @contextmanager
-def opened() -> Iterator[Door]:
-    """A server of the shipped pair, whose bodies have little time."""
-    serving = Serving(port=0, keys=(KEY,), largest_body=2**20)
-    registry = Registry.load(None)
-    worker = Worker(finder(Places.of_machine(), download=False), Limits())
-    service = Service(registry, worker, Bounds(max_tokens=64, default_tokens=2))
-    metrics = Metrics(lambda: worker.figures, lambda: service.admitted)
+def opened(registry: Path | None = None) -> Iterator[Door]:
+    """A server of the shipped registry, or of another, whose bodies have little time."""
+    serving = ServerSettings(port=0, keys=(KEY,), largest_body=2**20)
+    models = Registry.load(registry)
+    scheduler = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits())
+    service = Service(models, scheduler, RequestLimits(max_tokens=64, default_tokens=2))
+    metrics = Metrics(lambda: scheduler.stats, lambda: service.admitted)
     app = new_app(service, metrics, replace(serving.rules, body_s=BODY_S))
     config = uvicorn.Config(
         app, http=BoundedProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
     )
-    worker.start()
-    preload(worker, registry)
+    scheduler.start()
+    preload(scheduler, models)
     with _listening(serving) as listening:
-        server = Server(config, service, grace_s=5)
+        server = HttpServer(config, service, grace_s=5)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         yield Door(listening.getsockname()[1])
         server.should_exit = True
         thread.join(10)
-    worker.stop()
+    scheduler.stop()
     assert not thread.is_alive()
 
 

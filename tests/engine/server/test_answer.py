@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
-from engine.server.decoding.worker import Limits, Worker
-from engine.server.http.answer import Answer
-from engine.server.record import Record
-from engine.server.serve import finder
-from engine.server.service import Bounds, Service
-from engine.server.wire.requests import TextRequest
+from engine.registry import Places, Registry
+from engine.server.metrics import RequestRecord
+from engine.server.scheduler import Scheduler, SchedulerLimits
+from engine.server.schema import TextRequest
+from engine.server.serve import model_finder
+from engine.server.service import CompletionResponse, RequestLimits, Service
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +22,12 @@ ENDLESS = {"prompt": "class", "max_tokens": 900, "stream": True, "logit_bias": {
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    worker = Worker(finder(Places.of_machine(), download=False), Limits())
-    worker.start()
-    service = Service(Registry.load(), worker, Bounds())
+    scheduler = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits())
+    scheduler.start()
+    service = Service(Registry.load(), scheduler, RequestLimits())
     yield service
     service.close()
-    worker.stop()
+    scheduler.stop()
 
 
 async def never() -> Any:
@@ -39,8 +37,8 @@ async def never() -> Any:
 def test_who_takes_nothing_is_given_up_and_everything_is_given_back(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Answer, "stalled_s", 0.3)
-    record, sent = Record("POST", "/v1/completions", "here"), []
+    monkeypatch.setattr(CompletionResponse, "stalled_s", 0.3)
+    record, sent = RequestRecord("POST", "/v1/completions", "here"), []
 
     async def send(message: Any) -> None:
         sent.append(message["type"])
@@ -49,8 +47,10 @@ def test_who_takes_nothing_is_given_up_and_everything_is_given_back(
 
     async def answer() -> None:
         request = TextRequest.model_validate(ENDLESS)
-        await asyncio.wait_for(Answer(service, request, record, log_content=False)({}, never, send), 30)
-        while service.worker.figures.active:
+        await asyncio.wait_for(
+            CompletionResponse(service, request, record, log_content=False)({}, never, send), 30
+        )
+        while service.scheduler.stats.active:
             await asyncio.sleep(0.01)
 
     asyncio.run(answer())
@@ -59,7 +59,7 @@ def test_who_takes_nothing_is_given_up_and_everything_is_given_back(
 
 
 def test_who_has_gone_ends_the_work(service: Service):
-    record = Record("POST", "/v1/completions", "here")
+    record = RequestRecord("POST", "/v1/completions", "here")
 
     async def answer() -> None:
         going = asyncio.Event()
@@ -72,8 +72,10 @@ def test_who_has_gone_ends_the_work(service: Service):
             return {"type": "http.disconnect"}
 
         request = TextRequest.model_validate(ENDLESS)
-        await asyncio.wait_for(Answer(service, request, record, log_content=False)({}, receive, send), 30)
-        while service.worker.figures.active:
+        await asyncio.wait_for(
+            CompletionResponse(service, request, record, log_content=False)({}, receive, send), 30
+        )
+        while service.scheduler.stats.active:
             await asyncio.sleep(0.01)
 
     asyncio.run(answer())

@@ -12,9 +12,10 @@ from contextlib import suppress
 
 import pytest
 
-from engine.server.http.connections import BoundedProtocol
-from engine.server.http.guard import Guard, Message, Rules, Send
-from engine.server.serve import Serving, _listening
+from engine.server.app import AccessGuard, AccessRules, BoundedProtocol, Message, Send
+from engine.server.metrics import Metrics
+from engine.server.scheduler import SchedulerStats
+from engine.server.serve import ServerSettings, _listening
 from tests.engine.server.door import (
     BODY_S,
     JSON_TYPE,
@@ -191,7 +192,7 @@ def test_bytes_that_are_no_http_are_refused(door: Door):
 
 
 def test_connections_send_at_once(door: Door):
-    with _listening(Serving(port=0)) as listening, socket.create_connection(listening.getsockname()):
+    with _listening(ServerSettings(port=0)) as listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
         with accepted:
             # what asyncio asks for before it turns Nagle's algorithm off
@@ -232,7 +233,9 @@ def test_any_web_page_may_ask_where_any_was_allowed():
             "path": "/v1/models",
             "headers": [(b"origin", b"https://a.b")],
         }
-        await Guard(served, Rules(origins=origins), lambda record: None)(scope, receive, send)
+        await AccessGuard(served, AccessRules(origins=origins), Metrics(SchedulerStats, lambda: 0))(
+            scope, receive, send
+        )
         return int(said[0]["status"])
 
     assert [asyncio.run(asked(origins)) for origins in (("*",), ("https://a.b",), ())] == [200, 200, 403]

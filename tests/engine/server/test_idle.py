@@ -9,12 +9,10 @@ import time
 
 import pytest
 
-from engine.registry.channels import NATIVE
-from engine.registry.locate import Places
-from engine.registry.registry import Registry
-from engine.server.decoding.work import Ended, Event, Work
-from engine.server.decoding.worker import Limits, Worker
-from engine.server.serve import finder, preload
+from engine.registry import NATIVE, Places, Registry
+from engine.server.scheduler import Scheduler, SchedulerLimits
+from engine.server.sequence import DecodeFinished, DecodeRequest, Event
+from engine.server.serve import model_finder, preload
 
 SCALARS = 2**16  # bytes; a session of this prompt takes some hundred times as much
 
@@ -25,42 +23,42 @@ started().stop()
 """
 
 
-def started(**limits: float) -> Worker:
-    """A running worker with the shipped pair in memory."""
+def started(**limits: float) -> Scheduler:
+    """A running scheduler with the shipped pair in memory."""
     registry = Registry.load(None)
-    worker = Worker(finder(Places.of_machine(), download=False), Limits(**limits))  # type: ignore[arg-type]
-    worker.start()
-    preload(worker, registry)
-    return worker
+    scheduler = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits(**limits))  # type: ignore[arg-type]
+    scheduler.start()
+    preload(scheduler, registry)
+    return scheduler
 
 
-def idle_bytes(worker: Worker) -> int:
+def idle_bytes(scheduler: Scheduler) -> int:
     """Arrays in use once every session is closed, and the figures were told since."""
     deadline = time.monotonic() + 20
-    told = worker.figures
-    while worker.figures is told or worker.figures.active or worker.figures.sessions:
-        assert time.monotonic() < deadline, worker.figures
+    told = scheduler.stats
+    while scheduler.stats is told or scheduler.stats.active or scheduler.stats.sessions:
+        assert time.monotonic() < deadline, scheduler.stats
         time.sleep(0.05)
-    return worker.figures.memory_bytes
+    return scheduler.stats.memory_bytes
 
 
 @pytest.mark.slow
 def test_an_idle_thread_holds_no_arrays_of_its_last_request():
-    worker = started(session_s=0.0)
+    scheduler = started(session_s=0.0)
     registry = Registry.load(None)
     try:
         sizes = []
         for length in (900, 300, 900):
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-            lease = worker.lease(registry.entry("demo"))
+            lease = scheduler.lease(registry.entry("demo"))
             lease.granted.result(60)
-            worker.submit(lease, Work([5] * length, 0, 4, NATIVE), events.put)
-            while not isinstance(events.get(timeout=60), Ended):
+            scheduler.submit(lease, DecodeRequest([5] * length, 0, 4, NATIVE), events.put)
+            while not isinstance(events.get(timeout=60), DecodeFinished):
                 continue
-            sizes.append(idle_bytes(worker))
+            sizes.append(idle_bytes(scheduler))
         assert max(sizes) - min(sizes) < SCALARS
     finally:
-        worker.stop()
+        scheduler.stop()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.server.text.parsing import OutputParser, Piece
+from engine.server.parsing import OutputParser, ParsedText
 from engine.stops import Stops
 from engine.target.loading import load_target
 from tests.engine.server import by_heart
@@ -18,10 +18,10 @@ def tokenizer() -> Any:
     return load_target(by_heart.FOLDER).tokenizer
 
 
-def said(tokenizer: Any, text: str, *, stops: tuple[str, ...] = (), **switches: Any) -> Piece:
+def said(tokenizer: Any, text: str, *, stops: tuple[str, ...] = (), **switches: Any) -> ParsedText:
     """All of a text, fed token by token."""
     parser = OutputParser(tokenizer, Stops((2, 7), stops, tokenizer), **switches)
-    whole = Piece()
+    whole = ParsedText()
     pieces = [parser.add([token]) for token in tokenizer.encode(text, add_special_tokens=False)]
     for piece in [*pieces, parser.finish()]:
         whole.content += piece.content

@@ -8,16 +8,18 @@ from threading import Thread
 import pytest
 
 from engine.errors import GenerationError
-from engine.server.decoding.work import Event, Failed, Progress
-from engine.server.service import Events
+from engine.server.sequence import DecodeFailed, Event, PrefillProgress
+from engine.server.service import EventQueue
 
 
 def test_events_come_from_another_thread_in_order_and_a_failure_is_raised():
     async def listen() -> None:
-        events = Events()
+        events = EventQueue()
         assert await events.next(0.01) == []
-        sent = [Progress(done, 3) for done in range(3)]
-        thread = Thread(target=lambda: [events.put(each) for each in [*sent, Failed(GenerationError("no"))]])
+        sent = [PrefillProgress(done, 3) for done in range(3)]
+        thread = Thread(
+            target=lambda: [events.put(each) for each in [*sent, DecodeFailed(GenerationError("no"))]]
+        )
         thread.start()
         heard: list[Event] = []
         while len(heard) < len(sent):
@@ -31,7 +33,7 @@ def test_events_come_from_another_thread_in_order_and_a_failure_is_raised():
 
 
 def test_events_for_a_loop_that_has_ended_are_dropped():
-    async def make() -> Events:
-        return Events()
+    async def make() -> EventQueue:
+        return EventQueue()
 
-    asyncio.run(make()).put(Progress(1, 2))
+    asyncio.run(make()).put(PrefillProgress(1, 2))

@@ -8,9 +8,9 @@ import pytest
 
 from engine.cli.serve import command
 from engine.errors import ConfigurationError
-from engine.server.decoding.worker import Limits
-from engine.server.serve import Serving
-from engine.server.service import Bounds
+from engine.server.scheduler import SchedulerLimits
+from engine.server.serve import ServerSettings
+from engine.server.service import RequestLimits
 
 NAN = float("nan")
 
@@ -19,15 +19,15 @@ NAN = float("nan")
     ("fields", "says"),
     [
         ({"largest_body": 0}, "--max-body in bytes must be at least 1, not 0"),
-        ({"bounds": Bounds(max_tokens=0)}, "--max-tokens must be at least 1, not 0"),
-        ({"bounds": Bounds(default_tokens=0)}, "--default-tokens must be at least 1, not 0"),
-        ({"bounds": Bounds(admitted=3)}, "--queue must be at least 0, not -1"),
-        ({"limits": Limits(parallel=0)}, "--parallel must be at least 1, not 0"),
-        ({"limits": Limits(models=0)}, "--models must be at least 1, not 0"),
-        ({"limits": Limits(sessions=-1)}, "--cache-sessions must be at least 0, not -1"),
-        ({"limits": Limits(session_bytes=-1)}, "--cache-mib in bytes must be at least 0, not -1"),
-        ({"limits": Limits(session_s=NAN)}, "--cache-seconds must be at least 0, not nan"),
-        ({"limits": Limits(chunk=0)}, "--prefill-chunk must be at least 1, not 0"),
+        ({"request_limits": RequestLimits(max_tokens=0)}, "--max-tokens must be at least 1, not 0"),
+        ({"request_limits": RequestLimits(default_tokens=0)}, "--default-tokens must be at least 1, not 0"),
+        ({"request_limits": RequestLimits(admitted=3)}, "--queue must be at least 0, not -1"),
+        ({"limits": SchedulerLimits(parallel=0)}, "--parallel must be at least 1, not 0"),
+        ({"limits": SchedulerLimits(models=0)}, "--models must be at least 1, not 0"),
+        ({"limits": SchedulerLimits(sessions=-1)}, "--cache-sessions must be at least 0, not -1"),
+        ({"limits": SchedulerLimits(session_bytes=-1)}, "--cache-mib in bytes must be at least 0, not -1"),
+        ({"limits": SchedulerLimits(session_s=NAN)}, "--cache-seconds must be at least 0, not nan"),
+        ({"limits": SchedulerLimits(chunk=0)}, "--prefill-chunk must be at least 1, not 0"),
         ({"grace_s": -5.0}, "--grace must be at least 0, not -5.0"),
         ({"grace_s": float("inf")}, "--grace must be a number of seconds, not inf"),
     ],
@@ -35,7 +35,7 @@ NAN = float("nan")
 )
 def test_numbers_that_no_server_can_work_with_are_refused_by_name(fields: dict[str, Any], says: str):
     with pytest.raises(ConfigurationError, match=f"^{says}$"):
-        Serving(**fields).check()
+        ServerSettings(**fields).check()
 
 
 @pytest.mark.parametrize("flag", ["--max-body", "--cache-mib"])
@@ -46,5 +46,5 @@ def test_sizes_are_numbers(flag: str, value: str):
 
 
 def test_what_switches_something_off_is_no_mistake():
-    nothing_kept = Limits(sessions=0, session_bytes=0, session_s=0.0)
-    Serving(limits=nothing_kept, bounds=Bounds(admitted=4), grace_s=0.0).check()
+    nothing_kept = SchedulerLimits(sessions=0, session_bytes=0, session_s=0.0)
+    ServerSettings(limits=nothing_kept, request_limits=RequestLimits(admitted=4), grace_s=0.0).check()

@@ -14,14 +14,12 @@ import pytest
 from engine.cache.transaction import Transaction
 from engine.decode import Step
 from engine.errors import ConfigurationError, EngineError, ModelError, ModelNotHere
-from engine.registry.channels import CHANNELS
-from engine.registry.entries import Given, ModelEntry, Published, Shipped
-from engine.registry.locate import Places, locate
+from engine.registry import CHANNELS, ModelEntry, Places, Source, locate
 from engine.sampling import Sampling
-from engine.server.decoding.models import Model
-from engine.server.decoding.work import Ended, Event, Failed, Progress, Work
-from engine.server.decoding.worker import Job, Limits, Worker
-from engine.server.refusals import ShuttingDownError
+from engine.server.scheduler import DecodeJob, Scheduler, SchedulerLimits
+from engine.server.schema import ShuttingDownError
+from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event, PrefillProgress
+from engine.server.sessions import LoadedModel
 from engine.session import Session
 from engine.target.loading import SHIPPED_TARGET
 
@@ -29,10 +27,13 @@ NATIVE = CHANNELS["native"]
 ENDLESS = {2: -100.0, 7: -100.0}
 PLACES = Places({}, Path("/nowhere"))
 ENTRIES = {
-    "one": ModelEntry("one", "", Shipped(), Shipped(), lookups=True, channels=("native", "rotated4")),
-    "two": ModelEntry("two", "", Given(str(SHIPPED_TARGET)), Given("prompt-lookup")),
-    "bad": ModelEntry("bad", "", Given("/nowhere")),
-    "away": ModelEntry("away", "", Published("no-such-folder")),
+    name: ModelEntry(name=name, summary="", target=target, drafter=drafter)
+    for name, target, drafter in (
+        ("one", Source(shipped=True), Source(shipped=True)),
+        ("two", Source(path=str(SHIPPED_TARGET)), Source(path="prompt-lookup")),
+        ("bad", Source(path="/nowhere"), None),
+        ("away", Source(folder="no-such-folder"), None),
+    )
 }
 
 
@@ -51,39 +52,39 @@ class Heard:
         return self.events[-1] if self.events else None
 
     def over(self) -> bool:
-        return isinstance(self.last, Ended | Failed)
+        return isinstance(self.last, DecodeFinished | DecodeFailed)
 
 
 class Bench:
-    """A worker and short ways to it."""
+    """A scheduler and short ways to it."""
 
     def __init__(self, **limits: Any) -> None:
         self.loads: list[str] = []
-        self.worker = Worker(self._find, Limits(**limits))
-        self.worker.start()
+        self.scheduler = Scheduler(self._find, SchedulerLimits(**limits))
+        self.scheduler.start()
 
-    def _find(self, entry: ModelEntry) -> Callable[[], Model]:
+    def _find(self, entry: ModelEntry) -> Callable[[], LoadedModel]:
         located = locate(entry, PLACES)
 
-        def load() -> Model:
+        def load() -> LoadedModel:
             self.loads.append(entry.name)
-            return Model.load(located)
+            return LoadedModel.load(located)
 
         return load
 
     def submit(
         self, prompt: list[int], count: int = 20, heard: Heard | None = None, **work: Any
-    ) -> tuple[Job, Heard]:
+    ) -> tuple[DecodeJob, Heard]:
         """Ask for a text that does not end by itself."""
         heard = heard or Heard()
-        asked = Work(prompt, len(prompt) - 1, count, **({"channel": NATIVE, "bias": ENDLESS} | work))
-        lease = self.worker.lease(ENTRIES["one"])
+        asked = DecodeRequest(prompt, len(prompt) - 1, count, **({"channel": NATIVE, "bias": ENDLESS} | work))
+        lease = self.scheduler.lease(ENTRIES["one"])
         lease.granted.result(30)
-        return self.worker.submit(lease, asked, heard.events.append), heard
+        return self.scheduler.submit(lease, asked, heard.events.append), heard
 
-    def ended(self, heard: Heard) -> Ended:
+    def ended(self, heard: Heard) -> DecodeFinished:
         wait(heard.over)
-        assert isinstance(heard.last, Ended), heard.last
+        assert isinstance(heard.last, DecodeFinished), heard.last
         return heard.last
 
 
@@ -98,7 +99,7 @@ def wait(until: Callable[[], Any], seconds: float = 30) -> None:
 def bench() -> Iterator[Bench]:
     bench = Bench(parallel=3, models=1, chunk=16, session_s=0.5)
     yield bench
-    bench.worker.stop()
+    bench.scheduler.stop()
 
 
 PROMPT = list(range(300, 340))
@@ -108,10 +109,11 @@ def test_a_request_ends_with_what_was_measured(bench: Bench):
     _, heard = bench.submit(PROMPT)
     ended = bench.ended(heard)
     assert len(heard.tokens) == 20
-    assert ended.finish == "length"
-    assert ended.resident_bytes > 0
-    assert [type(event) for event in heard.events[:2]] == [Progress, Progress]
-    assert heard.events[0] == Progress(0, 40)
+    assert ended.outcome.finish == "length"
+    assert ended.outcome.resident_bytes > 0
+    assert ended.outcome.drafter_resident_bytes > 0
+    assert [type(event) for event in heard.events[:2]] == [PrefillProgress, PrefillProgress]
+    assert heard.events[0] == PrefillProgress(0, 40)
 
 
 def test_requests_take_turns_and_give_what_they_give_alone(bench: Bench):
@@ -147,7 +149,7 @@ def test_a_cancelled_request_ends_and_its_session_stays_good(bench: Bench):
     job, heard = bench.submit(PROMPT, 900)
     wait(lambda: len(heard.tokens) > 5)
     job.cancelled.set()
-    wait(lambda: bench.worker.figures.active == 0)
+    wait(lambda: bench.scheduler.stats.active == 0)
     assert not heard.over()
     got = heard.tokens
     _, again = bench.submit([*PROMPT, *got[:-1]], 4)
@@ -158,8 +160,8 @@ def test_a_cancelled_request_ends_and_its_session_stays_good(bench: Bench):
 def test_idle_sessions_end_and_leave_nothing(bench: Bench):
     _, heard = bench.submit(PROMPT)
     bench.ended(heard)
-    wait(lambda: bench.worker.figures.active == 0 and bench.worker.figures.sessions == 0, 10)
-    assert (bench.worker.figures.idle_bytes, bench.worker.figures.active_bytes) == (0, 0)
+    wait(lambda: bench.scheduler.stats.active == 0 and bench.scheduler.stats.sessions == 0, 10)
+    assert (bench.scheduler.stats.idle_bytes, bench.scheduler.stats.active_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_what_cannot_be_done_fails_alone(bench: Bench, work: Any, error: Any, sa
     _, heard = bench.submit(PROMPT, 3, **work)
     wait(heard.over)
     if error is None:
-        assert isinstance(heard.last, Ended)
+        assert isinstance(heard.last, DecodeFinished)
     else:
         assert isinstance(heard.last.error, error)
         assert says in str(heard.last.error)
@@ -191,67 +193,67 @@ def test_a_bug_in_one_request_ends_that_one(bench: Bench, monkeypatch: pytest.Mo
     _, other = bench.submit(PROMPT, 5)
     wait(lambda: heard.over() and other.over())
     assert isinstance(heard.last.error, RuntimeError)
-    assert isinstance(other.last, Ended)
-    assert bench.worker.healthy
+    assert isinstance(other.last, DecodeFinished)
+    assert bench.scheduler.healthy
 
 
 def test_another_model_waits_until_the_one_in_use_is_free_and_nobody_overtakes():
     bench = Bench(models=1)
     try:
-        first = bench.worker.lease(ENTRIES["one"])
+        first = bench.scheduler.lease(ENTRIES["one"])
         assert first.granted.result(30).entry.name == "one"
-        second = bench.worker.lease(ENTRIES["two"])
-        third = bench.worker.lease(ENTRIES["one"])
+        second = bench.scheduler.lease(ENTRIES["two"])
+        third = bench.scheduler.lease(ENTRIES["one"])
         time.sleep(0.3)
         assert not second.granted.done()
         assert not third.granted.done()  # although its model is there
-        bench.worker.release(first)
+        bench.scheduler.release(first)
         assert second.granted.result(30).entry.name == "two"
         assert not third.granted.done()
-        bench.worker.release(second)
+        bench.scheduler.release(second)
         assert third.granted.result(30).entry.name == "one"
         assert bench.loads == ["one", "two", "one"]
-        wait(lambda: bench.worker.figures.models == ("one",))
+        wait(lambda: bench.scheduler.stats.models == ("one",))
     finally:
-        bench.worker.stop()
+        bench.scheduler.stop()
 
 
 def test_a_model_that_cannot_be_loaded_fails_who_asked_and_nobody_else():
     bench = Bench(models=2)
     try:
-        bad = bench.worker.lease(ENTRIES["bad"])
+        bad = bench.scheduler.lease(ENTRIES["bad"])
         with pytest.raises(ModelError):
             bad.granted.result(30)
-        bench.worker.release(bad)
+        bench.scheduler.release(bad)
         _, heard = bench.submit(PROMPT, 3)
         bench.ended(heard)
     finally:
-        bench.worker.stop()
+        bench.scheduler.stop()
 
 
 def test_a_wish_given_up_is_forgotten():
     bench = Bench(models=1)
     try:
-        first = bench.worker.lease(ENTRIES["one"])
+        first = bench.scheduler.lease(ENTRIES["one"])
         first.granted.result(30)
-        bench.worker.release(bench.worker.lease(ENTRIES["two"]))
-        third = bench.worker.lease(ENTRIES["one"])
+        bench.scheduler.release(bench.scheduler.lease(ENTRIES["two"]))
+        third = bench.scheduler.lease(ENTRIES["one"])
         assert third.granted.result(30).entry.name == "one"
         assert bench.loads == ["one"]
     finally:
-        bench.worker.stop()
+        bench.scheduler.stop()
 
 
 def test_stopping_ends_what_is_going_on():
     bench = Bench()
     _, heard = bench.submit(PROMPT, 900)
     wait(lambda: heard.tokens)
-    bench.worker.stop()
-    assert isinstance(heard.last, Failed)
+    bench.scheduler.stop()
+    assert isinstance(heard.last, DecodeFailed)
     assert "shutting down" in str(heard.last.error)
-    assert not bench.worker.healthy
-    assert (bench.worker.figures.active_bytes, bench.worker.figures.models) == (0, ())
-    bench.worker.stop()
+    assert not bench.scheduler.healthy
+    assert (bench.scheduler.stats.active_bytes, bench.scheduler.stats.models) == (0, ())
+    bench.scheduler.stop()
 
 
 def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch):
@@ -262,12 +264,12 @@ def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch)
     def broken() -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(bench.worker, "_admit", broken)
+    monkeypatch.setattr(bench.scheduler, "_admit", broken)
     wait(heard.over)
     assert isinstance(heard.last.error, EngineError)
-    wait(lambda: not bench.worker.healthy)
+    wait(lambda: not bench.scheduler.healthy)
     with pytest.raises(EngineError, match="has ended"):
-        bench.worker.lease(ENTRIES["one"])
+        bench.scheduler.lease(ENTRIES["one"])
 
 
 def test_a_model_that_cannot_be_had_costs_nobody_anything():
@@ -275,15 +277,15 @@ def test_a_model_that_cannot_be_had_costs_nobody_anything():
     try:
         _, heard = bench.submit(PROMPT, 3)
         bench.ended(heard)
-        away = bench.worker.lease(ENTRIES["away"])
+        away = bench.scheduler.lease(ENTRIES["away"])
         with pytest.raises(ModelNotHere):
             away.granted.result(30)
-        bench.worker.release(away)
+        bench.scheduler.release(away)
         _, again = bench.submit([*PROMPT, *heard.tokens[:-1]], 3)
         assert bench.ended(again).cached_tokens > 30  # its session is still there
         assert bench.loads == ["one"]
     finally:
-        bench.worker.stop()
+        bench.scheduler.stop()
 
 
 def test_a_model_is_free_when_its_requests_have_ended_whoever_reads_their_answers():
@@ -291,9 +293,9 @@ def test_a_model_is_free_when_its_requests_have_ended_whoever_reads_their_answer
     try:
         _, heard = bench.submit(PROMPT, 3)
         bench.ended(heard)  # nobody has released anything
-        assert bench.worker.lease(ENTRIES["two"]).granted.result(30).entry.name == "two"
+        assert bench.scheduler.lease(ENTRIES["two"]).granted.result(30).entry.name == "two"
     finally:
-        bench.worker.stop()
+        bench.scheduler.stop()
 
 
 @pytest.mark.parametrize("place", ["Session.close", "Transaction.abort"])
@@ -313,9 +315,9 @@ def test_a_failure_while_cleaning_up_is_told_and_the_thread_goes_on(
             job.cancelled.set()
         else:
             patched.setattr(Session, "forward", broken)
-        wait(lambda: bench.worker.figures.active == 0)
+        wait(lambda: bench.scheduler.stats.active == 0)
         wait(lambda: heard.over() or place == "Transaction.abort")
-    assert bench.worker.healthy
+    assert bench.scheduler.healthy
     _, other = bench.submit(PROMPT, 3)
     bench.ended(other)
 
@@ -323,10 +325,10 @@ def test_a_failure_while_cleaning_up_is_told_and_the_thread_goes_on(
 def test_requests_that_are_abandoned_are_told_so(bench: Bench):
     _, active = bench.submit(PROMPT, 900)
     wait(lambda: active.tokens)
-    bench.worker.abandon()
+    bench.scheduler.abandon()
     wait(active.over)
     assert isinstance(active.last.error, ShuttingDownError)
-    wait(lambda: bench.worker.figures.active == 0)
+    wait(lambda: bench.scheduler.stats.active == 0)
     _, other = bench.submit(PROMPT, 3)
     bench.ended(other)
 

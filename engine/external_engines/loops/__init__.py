@@ -1,1 +1,0 @@
-"""One file an engine: how it is opened for a target, and how one generation is run."""

@@ -1,0 +1,773 @@
+"""The registry: models by name, the KV channels each offers, where their files lie, and whether they match.
+
+A registry is one TOML file, read strictly; `models.toml` in this folder ships with the project and explains
+every key. No weight is read here, and only `fetch` uses the network.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from engine.cache.policy import CODES, KVPolicy, parse_policy
+from engine.cache.transaction import members_of, new_caches
+from engine.config import Options, parse_block
+from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
+from engine.drafters.prompt_lookup import PromptLookup
+from engine.drafters.registry import WITH_LOOKUP, read_spec
+from engine.errors import (
+    ConfigurationError,
+    DrafterMismatchError,
+    EngineError,
+    InputError,
+    ModelError,
+    ModelNotHere,
+    UnknownModel,
+    wrap_errors,
+)
+from engine.networks.dflash_config import DFlashConfig
+from engine.target.attention import refuse_policy
+from engine.target.folder import build_unloaded, check_config, read_json, require_folder, text_part
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, dtype_of, opened
+from engine.target.model import Target
+from engine.target.quantize import parse_quantize
+from evidence_format.parse import faults_of
+
+SHIPPED_FILE = Path(__file__).with_name("models.toml")
+SEPARATOR = "@"  # between the name of a model and that of a channel
+LARGEST_FILE = 2**20  # bytes; people write these files
+LONGEST_POLICY = 500  # characters of a policy in a request
+NAME = "^[a-z0-9][a-z0-9.-]*$"
+
+# What is downloaded of a repository: no Python, and nothing that would be unpickled.
+FETCHED = (
+    "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
+)  # fmt: skip
+
+# Name, policy, description. Restored policies have no channel: they need a projector, and bound nothing.
+_BUILT_IN = """
+native               native                 all that the model can see, as it is
+full-kv              full-kv                sliding layers keep all positions, to go on from any of them
+sliding-bounded-16   sliding-bounded:0,16   sliding layers keep 16 positions; full layers all
+sliding-bounded-512  sliding-bounded:0,512  sliding layers keep 512 positions; full layers all
+sink-window-256      sink-window:4,256      the first 4 and the last 256 positions; the rest is forgotten
+sink-window-1024     sink-window:4,1024     the first 4 and the last 1,024 positions
+sink-window-4096     sink-window:4,4096     the first 4 and the last 4,096 positions
+affine8              affine:8,64            8 bits a value in mlx's affine code, which attention reads
+affine4              affine:4,64            4 bits a value, likewise
+rotated8             rotated:8,64           8 bits a value after a Hadamard rotation
+rotated4             rotated:4,64           4 bits a value, likewise; what affine4 costs, with less error
+lattice-d4           lattice:d4,38          points of the lattice D4 as the published codec gives them
+lattice-e8           lattice:e8,38          points of the lattice E8 as the published codec gives them
+lattice-packed       lattice-packed:e8,5    points of the lattice E8 in exactly 5 bits a value
+"""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A KV policy under a name for ids; a policy that a request spells out is its own name."""
+
+    name: str
+    policy: KVPolicy
+    description: str = ""
+
+
+CHANNELS: Mapping[str, Channel] = {
+    name: Channel(name, parse_policy(policy), description)
+    for name, policy, description in (line.split(None, 2) for line in _BUILT_IN.strip().splitlines())
+}
+NATIVE = CHANNELS["native"]
+
+
+@dataclass(frozen=True)
+class PolicyRange:
+    """Policies that requests may spell out: a policy whose numbers may be ranges, ``lattice:e8,8..64``."""
+
+    text: str
+    low: KVPolicy
+    high: KVPolicy
+
+    @classmethod
+    def parse(cls, text: str) -> "PolicyRange":
+        """Read a range; ConfigurationError where an end is no policy, or one that requests cannot have."""
+        low, high = (parse_policy(re.sub(r"(\d+)\.\.(\d+)", rf"\{end}", text)) for end in (1, 2))
+        if low.kind == NATIVE.name or low.source is not None:
+            raise ConfigurationError(f"{text!r} cannot be opened to requests; leave it out")
+        return cls(text, low, high)
+
+    def __contains__(self, policy: KVPolicy) -> bool:
+        parts = [re.split("[:,@]", each.spec) for each in (self.low, policy, self.high)]
+        return len(parts[0]) == len(parts[1]) and all(
+            least == value == most
+            or (least.isdigit() and value.isdigit() and int(least) <= int(value) <= int(most))
+            for least, value, most in zip(*parts, strict=True)
+        )
+
+
+def _by(parse: Callable[[str], Any], *, keep: bool = True) -> PlainValidator:
+    """Read a text with a parser of the engine; with ``keep`` the text itself is the value."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise ValueError(f"must be a text, not {_shown(value)}")  # noqa: TRY004 - pydantic takes ValueError
+        try:
+            parsed = parse(value)
+        except EngineError as error:
+            raise ValueError(str(error)) from None
+        return value if keep else parsed
+
+    return PlainValidator(read)
+
+
+Whole = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class _Table(BaseModel, extra="forbid", strict=True, frozen=True):
+    """A table of the file."""
+
+
+class Source(_Table):
+    """Where a target or drafter comes from: one of `shipped`, `path` and `folder`."""
+
+    shipped: bool = False  # one of the demo pair; its drafter has look-ups too
+    path: str | None = None  # a folder on this machine, or for a drafter any text of --drafter
+    folder: str | None = Field(None, pattern=NAME)  # looked for by this name, and in the hub's cache
+    hub: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
+    revision: str | None = Field(None, pattern="^[0-9a-f]{40}$")
+    lookups: bool = False  # of a drafter: prompt look-ups draft too, where they fare better
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "Source":
+        if self.shipped + (self.path is not None) + (self.folder is not None) != 1:
+            raise ValueError('must be "shipped", or have one of path and folder')
+        if (self.hub and not self.folder) or (self.revision and not self.hub):
+            raise ValueError("hub needs folder, and revision needs hub; add it")
+        return self
+
+    def __str__(self) -> str:
+        return "shipped" if self.shipped else self.path or self.hub or str(self.folder)
+
+
+def _source(value: Any, info: ValidationInfo) -> Any:
+    """The texts and paths of a file as the fields of a `Source`."""
+    drafts = info.field_name == "drafter" and str(value).partition(":")[0] == PromptLookup.name
+    if isinstance(value, str) and (drafts or value == "shipped"):
+        return {"path": value} if drafts else {"shipped": True}
+    if not isinstance(value, dict | Source):
+        forms = '"shipped", { folder = "…", hub = "OWNER/NAME" } or { path = "/…" }'
+        raise ValueError(f"must be {forms}, not {_shown(value)}")  # noqa: TRY004 - pydantic takes ValueError
+    if isinstance(value, dict) and isinstance(path := value.get("path"), str):
+        folder = os.path.expanduser(path)  # leaves users that it does not know as they are
+        if not folder.startswith("/"):
+            raise ValueError(f"path must begin with / or ~/, not {_shown(path)}")
+        return value | {"path": folder}
+    return value
+
+
+class TargetFacts(_Table):
+    """What the configuration of a target says about its shape; `head_dims`: all sizes of a row of keys."""
+
+    hidden_size: Positive
+    layers: Positive
+    vocab_size: Positive
+    head_dims: Annotated[
+        tuple[Positive, ...],
+        Field(min_length=1, strict=False),
+        AfterValidator(lambda dims: tuple(sorted(set(dims)))),
+    ]
+
+
+class DrafterFacts(_Table):
+    """What the configuration of a drafter says about its target; None: it does not say."""
+
+    hidden_size: Positive | None = None
+    layers: Positive | None = None
+    vocab_size: Positive | None = None
+    taps: tuple[Whole, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
+    mask_token: Whole | None = None
+    block: Positive | None = None  # tokens of a block it was made for
+
+
+class Facts(_Table):
+    """What the configurations of an entry's parts are to say."""
+
+    target: TargetFacts | None = None
+    drafter: DrafterFacts | None = None
+
+
+def _offered(value: Any, info: ValidationInfo) -> Mapping[str, Channel]:
+    """The channels that a list of names offers, among those of the context."""
+    if isinstance(value, Mapping):
+        return value
+    if not isinstance(value, list) or not value or len(set(map(str, value))) < len(value):
+        raise ValueError(f"must be a list of names of channels, none of them twice, not {_shown(value)}")
+    known: Mapping[str, Channel] = info.context or CHANNELS
+    if unknown := [name for name in value if name not in known]:
+        raise ValueError(f"there is no KV channel {unknown[0]!r}; there are {', '.join(known)}")
+    return {name: known[name] for name in value}
+
+
+class ModelEntry(_Table):
+    """One model of a registry; `models.toml` explains its keys."""
+
+    name: str = ""  # as clients ask for it
+    summary: str
+    target: Annotated[Source, BeforeValidator(_source)]
+    drafter: Annotated[Source, BeforeValidator(_source)] | None = None
+    channels: Annotated[Mapping[str, Channel], PlainValidator(_offered)] = {NATIVE.name: NATIVE}
+    default_channel: str = ""
+    block: Annotated[
+        str, _by(parse_block), BeforeValidator(lambda value: str(value) if type(value) is int else value)
+    ] = "auto"
+    dtype: Annotated[str, _by(dtype_of)] | None = None
+    quantize: Annotated[str, _by(parse_quantize)] | None = None
+    context: Positive | None = None
+    chat_template_kwargs: dict[Annotated[str, Field(pattern=r"^\w+$")], bool | int | float | str] = {}
+    engine: str | None = Field(None, pattern=NAME)
+    facts: Facts = Facts()
+
+    @property
+    def lookups(self) -> bool:
+        """Whether prompt look-ups draft too, where they fare better."""
+        return self.drafter is not None and (self.drafter.shipped or self.drafter.lookups)
+
+
+class _ChannelTable(_Table):
+    kv: Annotated[KVPolicy, _by(parse_policy, keep=False)]
+    description: str = ""
+
+
+def _defined(tables: dict[str, _ChannelTable], info: ValidationInfo) -> dict[str, _ChannelTable]:
+    """Add a file's channels to those that its models may list."""
+    known: dict[str, Channel] = info.context or {}
+    for name, table in tables.items():
+        if name in CHANNELS:
+            raise ValueError(f"{name} is built in; choose another name")
+        known[name] = Channel(name, table.kv, table.description)
+    return tables
+
+
+class _RegistryFile(_Table):
+    default: str
+    channels: Annotated[
+        dict[Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]*$")], _ChannelTable], AfterValidator(_defined)
+    ] = {}
+    requests: dict[Literal["kv"], list[Annotated[PolicyRange, _by(PolicyRange.parse, keep=False)]]] = {}
+    models: dict[Annotated[str, Field(pattern=NAME)], ModelEntry]  # after channels, which they name
+
+
+def _validated(kind: type[Any], where: object, values: Any, context: Any = None) -> Any:
+    """A table as its type.
+
+    Raises:
+        ConfigurationError: ``where``, the key and the value of the first fault are named.
+    """
+    try:
+        return kind.model_validate(values, context=context)
+    except ValidationError as error:
+        fault = faults_of(error)[0].message.removeprefix("report: ")
+        fault = re.sub("Value error, (.*), got .*", r"\1", fault)  # ours say the value themselves
+        remedy = "; the comments of the shipped models.toml explain every key" if context else ""
+        raise ConfigurationError(f"{where}: {fault}{remedy}") from None
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Models by name.
+
+    Attributes:
+        path: the file it was read from; None: it was made for one folder.
+        default: name of the entry that is meant where none is named.
+        entries: at least one, in the order of the file.
+        channels: every KV channel that an entry may offer, by name.
+        requests: policies that a request may spell out instead of naming a channel.
+    """
+
+    path: Path | None
+    default: str
+    entries: tuple[ModelEntry, ...]
+    channels: Mapping[str, Channel] = field(default_factory=lambda: CHANNELS)
+    requests: tuple[PolicyRange, ...] = ()
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> "Registry":
+        """Read a registry file; None: the one that comes with the project.
+
+        Raises:
+            ConfigurationError: the file cannot be used, a key is wrong, or an entry contradicts itself; file,
+                key and value are named.
+            DrafterMismatchError: what an entry says of its drafter does not match its target.
+        """
+        path, channels = path or SHIPPED_FILE, dict(CHANNELS)
+        file = _validated(_RegistryFile, path, _read_toml(path), channels)
+        own = {name: channels[name] for name in ("native", *file.channels)}
+        entries = []
+        for name, entry in file.models.items():
+            offered = entry.channels if "channels" in entry.model_fields_set else own
+            default = entry.default_channel or next(iter(offered))
+            about = {"name": name, "channels": offered, "default_channel": default}
+            entries.append(entry.model_copy(update=about))
+        registry = cls(path, file.default, tuple(entries), channels, tuple(file.requests.get("kv", ())))
+        try:
+            registry._check()
+        except EngineError as error:
+            raise type(error)(f"{path}: {error}") from None
+        return registry
+
+    def _check(self) -> None:
+        """Refuse entries that contradict themselves or each other; needs no files."""
+        if self.default not in {entry.name for entry in self.entries}:
+            raise ConfigurationError(f"default is {self.default!r}, which is no model of this file")
+        places: dict[str, Source] = {}
+        for entry in self.entries:
+            where, target, drafter = f"models.{entry.name}", entry.facts.target, entry.facts.drafter
+            if entry.default_channel not in entry.channels:
+                offers = ", ".join(entry.channels)
+                raise ConfigurationError(
+                    f"{where}: default_channel {entry.default_channel} is none of its channels: {offers}"
+                )
+            if entry.drafter is None and (drafter or entry.block not in ("auto", "1")):
+                raise ConfigurationError(f"{where}: block and facts.drafter need a drafter; there is none")
+            for source in (entry.target, entry.drafter):
+                if source is None or source.folder is None:
+                    continue
+                variable, place = variable_of(source.folder), source.model_copy(update={"lookups": False})
+                if (other := places.setdefault(variable, place)) != place:
+                    raise ConfigurationError(
+                        f"{other} and {source} would both be looked for in {variable}; "
+                        "give them folders of other names"
+                    )
+            if target is not None:
+                _refuse_pair(target, drafter, (str(entry.target), str(entry.drafter)))
+                _refuse_misfits(entry, target.head_dims)
+
+    @classmethod
+    def single(
+        cls, target: Path, drafter: str | None = None, *, channel: str | None = None, **settings: Any
+    ) -> "Registry":
+        """A registry of one model, for a folder given on the command line.
+
+        Args:
+            target: the folder; its name, made to fit, is the model's.
+            drafter: as ``--drafter`` has it; None: the shipped one for the shipped target, none for others.
+            channel: the default channel; None: native.
+            settings: block, dtype, quantize and context of its `ModelEntry`.
+
+        Raises:
+            ModelError: the folder's configuration cannot be used.
+            UnknownModel: there is no such channel.
+            ConfigurationError: the channel does not fit the model, or a setting is none.
+        """
+        source = None if drafter in (None, "none") else Source(path=drafter)
+        if drafter is None and target.resolve() == SHIPPED_TARGET.resolve():
+            source = Source(shipped=True)
+        model = _unloaded(target)
+        usable = {}
+        for name, each in CHANNELS.items():
+            with suppress(ConfigurationError, ModelError):
+                refuse_policy(model, each.policy)
+                usable[name] = each
+        about = {"name": fitting_name(target), "summary": f"the model in {target}", "channels": usable}
+        parts = {"target": Source(path=str(target)), "drafter": source}
+        entry = _validated(ModelEntry, target, about | parts | settings)
+        registry = cls(None, entry.name, (entry,))
+        named = {"default_channel": registry.channel(entry, channel or "native").name}
+        return replace(registry, entries=(entry.model_copy(update=named),))
+
+    def resolve(self, model_id: str, channel: str | None = None) -> tuple[ModelEntry, Channel]:
+        """The entry and channel that a request asks for.
+
+        Args:
+            model_id: ``NAME`` or ``NAME@CHANNEL``.
+            channel: named beside the id; None: none is.
+
+        Raises:
+            UnknownModel: no entry has that name, or there is no such channel; what there is is listed.
+            ConfigurationError: the model does not offer the channel, or two channels are named.
+        """
+        name, separator, named = model_id.partition(SEPARATOR)
+        if separator and channel is not None and channel != named:
+            raise ConfigurationError(
+                f"the model {_shown(model_id)} names the KV channel {_shown(named)}, "
+                f"and the request {_shown(channel)}; name one"
+            )
+        entry = self.entry(name)
+        return entry, self.channel(entry, named if separator else channel)
+
+    def entry(self, name: str) -> ModelEntry:
+        """The entry of that name; UnknownModel, with those there are, where there is none."""
+        for entry in self.entries:
+            if entry.name == name:
+                return entry
+        known = ", ".join(entry.name for entry in self.entries)
+        raise UnknownModel(f"there is no model {_shown(name)}; there are {known}")
+
+    def channel(self, entry: ModelEntry, text: str | None) -> Channel:
+        """The channel of an entry that a text names, or spells out as a policy such as ``lattice:e8,10``.
+
+        Args:
+            entry: the model.
+            text: what the request says; None: the default channel.
+
+        Raises:
+            UnknownModel: it names no channel of this registry; the message lists them.
+            ConfigurationError: it is no policy, or a channel or policy that requests for this model may not
+                ask for; the message says which they may.
+        """
+        name = entry.default_channel if text is None else text
+        if name in entry.channels:
+            return entry.channels[name]
+        offers = f"it offers {', '.join(entry.channels)}"
+        if ":" in name and len(name) <= LONGEST_POLICY:
+            try:
+                policy = parse_policy(name)
+            except ConfigurationError as error:
+                raise ConfigurationError(str(error).replace("--kv", "KV policy", 1)) from None
+            if any(policy in each for each in self.requests):
+                return Channel(policy.spec, policy)
+            ranges = ", ".join(each.text for each in self.requests) or "none"
+            raise ConfigurationError(
+                f"requests for {entry.name} may not ask for the KV policy {policy.spec}; {offers}; "
+                f"of policies, requests may ask for {ranges}"
+            )
+        if name not in self.channels:
+            raise UnknownModel(f"there is no KV channel {_shown(name)}; there are {', '.join(self.channels)}")
+        raise ConfigurationError(f"the model {entry.name} does not offer the KV channel {name}; {offers}")
+
+    def ids(self) -> list[str]:
+        """Each name, and after it the name with each of its channels."""
+        return [
+            model_id
+            for entry in self.entries
+            for model_id in (entry.name, *(f"{entry.name}{SEPARATOR}{name}" for name in entry.channels))
+        ]
+
+
+def fitting_name(folder: Path) -> str:
+    """A model's name made of that of its folder, or of its repository where that is in the hub's cache."""
+    path = folder.absolute()
+    name = path.parents[1].name.split("--")[-1] if path.parent.name == "snapshots" else path.name
+    return re.sub("[^a-z0-9.-]", "-", name.lower()).strip("-.") or "model"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        if not path.is_file():
+            raise ConfigurationError(f"{path} is not a file; give a registry of models in TOML")
+        if path.stat().st_size > LARGEST_FILE:
+            raise ConfigurationError(
+                f"{path} has more than {LARGEST_FILE} bytes; it is no registry of models"
+            )
+        return tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError among them
+        raise ConfigurationError(f"{path} is not TOML: {error}") from None
+
+
+def _shown(value: object) -> str:
+    return ascii(value)[:100]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where this machine may hold models."""
+
+    environment: Mapping[str, str]
+    home: Path
+    hub_cache: Path | None = None  # None: where the hub's library keeps it
+    hub: str | None = None  # its address, for `fetch` alone; None: the library's own
+
+    @classmethod
+    def of_machine(cls) -> "Places":
+        """Those of the running process."""
+        return cls(os.environ, Path.home())
+
+    def of(self, source: Source, *, cached: bool = True) -> list[tuple[str, Path | None]]:
+        """Name every place of a model that is looked for by its folder's name, with the folder found there.
+
+        Args:
+            source: the model.
+            cached: look into the hub's cache too, without the network.
+
+        Raises:
+            ConfigurationError: the variable of the environment names something that is no folder.
+        """
+        folder, variable = str(source.folder), variable_of(str(source.folder))
+        value = self.environment.get(variable)
+        named = Path(os.path.expanduser(value)) if value else None
+        if named is not None and not named.is_dir():
+            raise ConfigurationError(f"{variable} is {value!r}, which is no folder; correct it, or unset it")
+        own = self.home / "kakeya-models" / folder
+        places = [(variable, named), (f"~/kakeya-models/{folder}", own if own.is_dir() else None)]
+        if cached and source.hub is not None:
+            from huggingface_hub import try_to_load_from_cache
+
+            at = f" at {source.revision[:12]}" if source.revision else ""
+            with wrap_errors(lambda why: ConfigurationError(f"{source.hub} is no name of the hub: {why}")):
+                found = try_to_load_from_cache(source.hub, "config.json", self.hub_cache, source.revision)
+            snapshot = Path(found).parent if isinstance(found, str) else None
+            places.append((f"the hub's cache of {source.hub}{at}", snapshot))
+        return places
+
+
+@dataclass(frozen=True)
+class Located:
+    """An entry with its files: folder of the target, and the ``--drafter`` text; None: nothing drafts."""
+
+    entry: ModelEntry
+    target: Path
+    drafter: str | None
+
+    def options(self, channel: Channel) -> Options:
+        """The switches of an engine of its own for this model and channel."""
+        entry = self.entry
+        return Options(
+            model=self.target,
+            drafter=self.drafter or "none",
+            block=entry.block,
+            dtype=entry.dtype,
+            kv=channel.policy.spec,
+            quantize=entry.quantize,
+        )
+
+
+def variable_of(folder: str) -> str:
+    """The variable of the environment that may name the folder of a model."""
+    return "KAKEYA_MODEL_" + re.sub("[^A-Z0-9]", "_", folder.upper())
+
+
+def locate(entry: ModelEntry, places: Places) -> Located:
+    """Find the files of an entry, without the network.
+
+    Raises:
+        ConfigurationError: a variable of the environment names a folder for one of them that is not there.
+        ModelNotHere: one of them is in none of its places; the message lists them and says what to do.
+    """
+    target = Path(_found(entry, "target", entry.target, places))
+    if entry.drafter is None:
+        return Located(entry, target, None)
+    drafter = _found(entry, "drafter", entry.drafter, places)
+    return Located(entry, target, f"{WITH_LOOKUP}{drafter}" if entry.lookups else drafter)
+
+
+def fetch(entry: ModelEntry, places: Places) -> Located:
+    """Download what of an entry people have not put here, completing broken-off downloads; then find it all.
+
+    Raises:
+        ModelNotHere: a part is not here, and no repository is named.
+        ModelError: the hub cannot be reached, refuses, or does not have it.
+    """
+    for source in (entry.target, entry.drafter):
+        if source is not None and source.hub and not _first(places.of(source, cached=False)):
+            _download(source.hub, source.revision, places)
+    return locate(entry, places)
+
+
+def _download(repository: str, revision: str | None, places: Places) -> None:
+    from huggingface_hub import snapshot_download
+
+    hub, cache = places.hub, places.hub_cache
+    with wrap_errors(lambda reason: ModelError(f"{repository} cannot be downloaded: {reason}")):
+        snapshot_download(
+            repository, revision=revision, cache_dir=cache, endpoint=hub, allow_patterns=list(FETCHED)
+        )
+
+
+def _first(places: Sequence[tuple[str, Path | None]]) -> Path | None:
+    return next((path.resolve() for _, path in places if path is not None), None)
+
+
+def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
+    """The folder of a target or drafter, or the text of a drafter."""
+    if source.shipped:
+        return str(SHIPPED_TARGET if part == "target" else SHIPPED_DRAFTER)
+    if source.path is not None:
+        return source.path
+    tried = places.of(source)
+    if (folder := _first(tried)) is not None:
+        return str(folder)
+    remedy = f"put {source} in ~/kakeya-models/{source.folder}, or name its folder in {tried[0][0]}"
+    if source.hub is not None:
+        remedy += ", or let the server fetch it with --download"
+    raise ModelNotHere(
+        f"the {part} of the model {entry.name} is not on this machine; "
+        f"looked at: {'; '.join(name for name, _ in tried)}; {remedy}"
+    )
+
+
+def check_located(located: Located) -> None:
+    """Compare the configurations on this machine with each other and with the entry.
+
+    The target's shape is that of the model mlx-lm would build. Tokenizers are compared when a drafter opens.
+
+    Raises:
+        ModelError: a configuration cannot be read, or is of another model than the entry says.
+        DrafterMismatchError: the drafter was not made for the target.
+        ConfigurationError: a channel that the entry offers does not fit the target's heads or layers.
+    """
+    entry, model = located.entry, _unloaded(located.target)
+    target = Target(model)
+    found = TargetFacts(
+        hidden_size=target.hidden_size,
+        layers=target.layer_count,
+        vocab_size=target.vocab_size,
+        head_dims=opened(located.target, "config.json", partial(_head_dims, model), verb="run"),
+    )
+    said = entry.facts.target or found
+    if differing := [
+        f"{name} is {value}, not {getattr(said, name)}"
+        for name, value in found
+        if value != getattr(said, name)
+    ]:
+        raise ModelError(
+            f"{located.target} does not hold the target of the model {entry.name}: {'; '.join(differing)}; "
+            "put the right one there, or correct the registry"
+        )
+    drafter = None if located.drafter is None else drafter_facts(located.drafter)
+    _refuse_pair(found, drafter, (str(located.target), str(located.drafter)))
+    _refuse_misfits(entry, found.head_dims, model)
+
+
+def drafter_facts(spec: str) -> DrafterFacts | None:
+    """What the drafter of a ``--drafter`` text says about its target; None for one without a model.
+
+    Raises:
+        ModelError: its folder or configuration cannot be used.
+        ConfigurationError: the settings behind its folder make no sense.
+    """
+    asked = read_spec(spec)
+    kind, argument = asked.kind, asked.argument
+    if kind == PromptLookup.name:
+        return None
+    folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
+    config = read_json(folder / "config.json")
+    if kind not in ("dflash", "dflash2"):
+        size = text_part(config).get("vocab_size")
+        return DrafterFacts(vocab_size=size if type(size) is int else None)
+    read = DFlashConfig.from_dict(config)
+    return DrafterFacts(
+        hidden_size=read.hidden_size,
+        layers=read.num_target_layers,
+        vocab_size=read.vocab_size,
+        taps=read.target_layer_ids,
+        mask_token=read.mask_token_id,
+        block=read.block_size,
+    )
+
+
+def _unloaded(folder: Path) -> Any:
+    """The model of a folder's ``config.json``, its weights neither read nor computed."""
+    require_folder(folder)
+    config = read_json(folder / "config.json")
+    check_config(folder / "config.json", config)
+    return opened(folder, "config.json", lambda: build_unloaded(config), verb="run")
+
+
+def _head_dims(model: Any) -> tuple[int, ...]:
+    """Values of a row of keys or values as a forward writes them into the caches; nothing is computed."""
+    caches = new_caches(model, 1)
+    model(mx.zeros((1, 2), mx.int32), cache=caches)
+    members = [member for cache in caches for member in members_of(cache)]
+    filled = [member for member in members if type(member) is not ArraysCache and not member.empty()]
+    return tuple(side.shape[-1] for member in filled for side in (member.keys, member.values))
+
+
+def _refuse_pair(target: TargetFacts, drafter: DrafterFacts | None, names: tuple[str, str]) -> None:
+    """Raise DrafterMismatchError, with all that differs, for a drafter of a target of another shape."""
+    if drafter is None:
+        return
+    differing = [
+        f"{what} {ours} in the drafter, {theirs} in the target"
+        for what, ours, theirs in (
+            ("hidden size", drafter.hidden_size, target.hidden_size),
+            ("vocabulary", drafter.vocab_size, target.vocab_size),
+            ("number of target layers", drafter.layers, target.layers),
+        )
+        if ours is not None and ours != theirs
+    ]
+    if beyond := [layer for layer in drafter.taps if not 0 <= layer < target.layers]:
+        differing.append(f"it reads layer {beyond[0]} of a target with {target.layers} layers")
+    if drafter.mask_token is not None and drafter.mask_token >= target.vocab_size:
+        differing.append(f"its mask is token {drafter.mask_token} of a vocabulary of {target.vocab_size}")
+    if differing:
+        raise DrafterMismatchError(
+            f"the drafter {names[1]} was not made for the target {names[0]}: {'; '.join(differing)}"
+        )
+
+
+def _refuse_misfits(entry: ModelEntry, head_dims: Sequence[int], model: Any = None) -> None:
+    """Raise ConfigurationError for a channel that does not fit these heads, or the model, where given."""
+    for channel in entry.channels.values():
+        code = CODES.get(channel.policy.kind)
+        try:
+            if code is not None:
+                _ = [code.codec(channel.policy.values, dim) for dim in head_dims]
+            if model is not None:
+                refuse_policy(model, channel.policy)
+        except InputError as error:
+            raise ConfigurationError(
+                f"the model {entry.name}: the KV channel {channel.name} ({channel.policy.spec}) "
+                f"does not fit: {error}; leave it out of its channels"
+            ) from None
+
+
+def registry_markdown(registry: Registry) -> str:
+    """Models and channels as `docs/reference/models.md` shows them."""
+    name = registry.default
+    models = "".join(
+        f"| `{each.name}` | {each.summary} | {_linked(each.target)} | {_linked(each.drafter)}"
+        f"{', with look-ups' if each.lookups else ''} | {', '.join(each.channels)} |\n"
+        for each in registry.entries
+    )
+    channels = "".join(
+        f"| `{each.name}` | `{each.policy.spec}` | {each.description} |\n"
+        for each in registry.channels.values()
+    )
+    ranges = ", ".join(f"`{each.text}`" for each in registry.requests) or "none"
+    return f"""\
+# Models and KV channels of the server
+
+A request names a model by its name, or by name and channel: `{name}`, `{name}{SEPARATOR}affine8`. Where \
+none is named, `{name}` is meant, and of each model its default channel, `native` here.
+
+| model | what it is | target | drafter | channels |
+| --- | --- | --- | --- | --- |
+{models}
+A folder is looked for where its variable points (`{variable_of("qwen3-4b")}` for `qwen3-4b`; one that names \
+no folder is an error), then in `~/kakeya-models/`, then in the hub's cache. A folder that holds a target of \
+another shape than the registry says is refused, and so is a drafter for another target.
+
+| channel | `--kv` | what it does |
+| --- | --- | --- |
+{channels}
+Instead of a channel, a request may spell out a policy whose numbers lie in these ranges: {ranges}.
+"""
+
+
+def _linked(source: Source | None) -> str:
+    if source is None or source.hub is None:
+        return str(source or "none")
+    at = f" at `{source.revision[:12]}`" if source.revision else ""
+    return f"`{source.folder}`: [{source.hub}](https://huggingface.co/{source.hub}){at}"

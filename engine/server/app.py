@@ -1,0 +1,475 @@
+"""The HTTP application: who may ask and how much, the routes, and errors as documents.
+
+    Host      of a server that listens on this machine alone: only this machine's names, so that a web page
+              whose name was bound to this address reaches nothing (421; Starlette's middleware says 400)
+    Origin    of a web page: refused unless it was allowed (CORS is off by default)
+    key       ``Authorization: Bearer KEY``, compared in constant time; /health needs none
+    body      JSON, of a bounded size whatever its header says, in a bounded time
+
+Each request gets a record, which is logged and counted when the request has ended.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from resource import RLIMIT_NOFILE, getrlimit
+from typing import Annotated, Any, ClassVar
+
+from fastapi import FastAPI, Path, Request, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, Response
+from fastapi.security import HTTPBearer
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from engine.errors import ConfigurationError, EngineError, ModelNotHere
+from engine.registry import SEPARATOR, ModelEntry, Places, locate
+from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord
+from engine.server.schema import (
+    ERRORS,
+    UNSUPPORTED_PATHS,
+    ChatCompletion,
+    ChatRequest,
+    ErrorReply,
+    Health,
+    ModelList,
+    ModelReply,
+    Refusal,
+    TextCompletion,
+    TextRequest,
+    refusal_of,
+    unsupported,
+)
+from engine.server.service import (
+    BUG,
+    CompletionResponse,
+    Message,
+    Receive,
+    Send,
+    Service,
+    send_refusal,
+)
+
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+STARTED = int(time.time())
+KEYLESS_PATHS = ("/health",)
+BODY_PATHS = ("/v1/chat/completions", "/v1/completions")
+ROUTES = ("/metrics", "/v1/models", "/openapi.json", *KEYLESS_PATHS, *BODY_PATHS)
+PORT = re.compile(r"(?<=[^:]):[0-9]{0,5}\Z")  # of a Host header
+LONGEST_SHOWN = 100  # characters of a value in a message
+# for the OpenAPI document; the guard checks keys
+KEYED = [Security(HTTPBearer(description="Where the server has keys.", auto_error=False))]
+
+
+def new_app(service: Service, metrics: Metrics, rules: "AccessRules", *, log_content: bool = False) -> App:
+    """Make the application with its guard; `log_content` writes prompts and answers to the log."""
+    guarded: App = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
+    if rules.origins:  # outermost, because a browser asks before it sends a key
+        return CORSMiddleware(
+            guarded, allow_origins=rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    return guarded
+
+
+# --- who may ask ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AccessRules:
+    """Which requests to let in."""
+
+    keys: tuple[bytes, ...] = ()  # SHA-256 digests; empty where none is needed
+    hosts: tuple[str, ...] = ()  # names that a Host header may have; empty for any
+    origins: tuple[str, ...] = ()  # of web pages that may ask; * stands for any
+    largest_body: int = 2**20  # bytes
+    body_s: float = 30.0  # in which the whole body has to arrive
+
+
+def digest(key: str) -> bytes:
+    """Return what is kept of a key."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+class AccessGuard:
+    """ASGI middleware that applies the rules, reads the body, and keeps the request's record."""
+
+    def __init__(self, app: App, rules: AccessRules, metrics: Metrics) -> None:
+        self._app, self._rules, self._metrics = app, rules, metrics
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Let a request in, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        record = RequestRecord(scope["method"], path, str((scope.get("client") or ["unknown"])[0]))
+        scope.setdefault("state", {})["record"] = record
+        body: list[bytes] = []
+
+        async def receive_again() -> Message:
+            if body:
+                return {"type": "http.request", "body": body.pop(), "more_body": False}
+            return await receive()
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = int(message["status"])
+            await send(message)
+
+        try:
+            try:
+                headers = Headers(scope=scope)
+                self._check(record, headers)
+                if self._rules.keys:
+                    record.owner = digest(headers.get("authorization", "")).hex()[:16]
+                body.append(await self._body(headers, receive))
+            except Refusal as refusal:
+                record.error = refusal.code
+                await send_refusal(send_noted, refusal)
+                return
+            await self._app(scope, receive_again, send_noted)
+        finally:
+            record.end()
+            route = path if path in ROUTES else "/v1/models" if path.startswith("/v1/models/") else "other"
+            self._metrics.count(record, route)
+
+    def _check(self, record: RequestRecord, headers: Headers) -> None:
+        """Raise Refusal for a request that may not come in."""
+        rules, path = self._rules, record.path
+        host = PORT.sub("", headers.get("host", "")).lower()
+        if rules.hosts and host not in rules.hosts:
+            raise Refusal(
+                421, f"this server is not called {host!r}; --allow-host lets a name in", code="wrong_host"
+            )
+        origin = headers.get("origin")
+        if origin is not None and not {origin, "*"} & set(rules.origins):
+            raise Refusal(
+                403,
+                f"web pages of {origin!r} may not ask; --allow-origin lets them",
+                code="origin_not_allowed",
+            )
+        authorization = headers.get("authorization", "")
+        if rules.keys and path not in KEYLESS_PATHS and not _known(authorization, rules.keys):
+            raise Refusal(
+                401,
+                "give an API key this server knows, as Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        if UNSUPPORTED_PATHS.fullmatch(path):
+            raise unsupported(f"{record.method} {path}")
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if record.method == "POST" and path in BODY_PATHS and media_type != "application/json":
+            raise Refusal(415, "send the body as Content-Type: application/json", code="wrong_content_type")
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            Refusal: it is too large, or too slow.
+        """
+        most, parts, size = self._rules.largest_body, list[bytes](), 0
+        too_large = Refusal(
+            413, f"the body has more than {most} bytes, the most this server takes", code="too_large"
+        )
+        given = headers.get("content-length", "0")
+        if given.isdigit() and int(given[:20]) > most:
+            raise too_large
+        try:
+            async with asyncio.timeout(self._rules.body_s):
+                more = True
+                while more:
+                    message = await receive()
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > most:
+                        raise too_large
+                    more = message["type"] != "http.disconnect" and bool(message.get("more_body"))
+        except TimeoutError:
+            raise Refusal(
+                408, f"the body did not come within {self._rules.body_s:g} s", code="too_slow"
+            ) from None
+        return b"".join(parts)
+
+
+def _known(header: str, keys: tuple[bytes, ...]) -> bool:
+    scheme, _, key = header.partition(" ")
+    given = digest(key.strip())
+    return scheme.lower() == "bearer" and any(hmac.compare_digest(given, known) for known in keys)
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection of uvicorn's, closed where the head of a request does not arrive in time.
+
+    uvicorn waits without end for the first request and for a head that has started, so that anybody could
+    hold connections without a key, or all of them.
+    """
+
+    head_s: ClassVar[float] = 30.0  # until the head of a request is there
+    most: ClassVar[int] = min(getrlimit(RLIMIT_NOFILE)[0] // 2, 4096)  # connections; more are closed at once
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+        """Start the deadline."""
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            transport.abort()
+            return
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the deadline where a request has started with these data."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the deadline."""
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    @property
+    def _between_requests(self) -> bool:
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _watch(self) -> None:
+        if not self._between_requests:
+            self._stop_watching()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.head_s, self._expire)
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        self._deadline = None
+        if self._between_requests:
+            self.transport.close()
+
+
+# --- the routes -----------------------------------------------------------------------------------------
+
+
+def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAPI:
+    """Make the routes without the guard; the service is closed with the application."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            service.close()
+
+    api = FastAPI(
+        title="kakeya_engine serve",
+        version=version("kakeya-mac"),
+        description="OpenAI's chat and text completions by speculative decoding on MLX.",
+        lifespan=lifespan,
+        docs_url=None,  # pages that load scripts from elsewhere
+        redoc_url=None,
+        responses={},
+    )
+    _add_completions(api, service, log_content=log_content)
+    _add_listing(api, service, metrics)
+    _add_error_handlers(api)
+    api.openapi = lambda: _openapi(api)  # type: ignore[method-assign]
+    return api
+
+
+def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> None:
+    def route(path: str, name: str, reply: type) -> Callable[[Any], Any]:
+        replies = _refusals(400, 401, 403, 404, 408, 413, 415, 429, 501)
+        replies[200] = {"model": reply, "content": {"text/event-stream": {}}}
+        return api.post(
+            path,
+            responses=replies,
+            response_class=JSONResponse,
+            operation_id=name,
+            dependencies=KEYED,
+        )
+
+    def answer(body: ChatRequest | TextRequest, request: Request) -> Response:
+        record: RequestRecord = request.state.record
+        record.stream = bool(body.stream)
+        return CompletionResponse(service, body, record, log_content=log_content)
+
+    @route("/v1/chat/completions", "chat", ChatCompletion)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation; with `stream`, as events that end with `[DONE]`."""
+        return answer(body, request)
+
+    @route("/v1/completions", "complete", TextCompletion)
+    async def complete(body: TextRequest, request: Request) -> Response:
+        """Continue a text; with `stream`, as events that end with `[DONE]`."""
+        return answer(body, request)
+
+
+def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
+    @api.get("/v1/models", responses=_refusals(401, 403), dependencies=KEYED)
+    async def models() -> ModelList:
+        """The registry's models, each once by its name and once for each KV channel."""
+        return ModelList(data=cards(service))
+
+    @api.get("/v1/models/{identifier}", responses=_refusals(400, 401, 403, 404), dependencies=KEYED)
+    async def model(identifier: Annotated[str, Path(max_length=200)]) -> ModelReply:
+        """One of them."""
+        entry, channel = service.registry.resolve(identifier)
+        return _cards(service, entry, {identifier: channel.name})[0]
+
+    @api.get("/health", responses={503: {"model": Health}})
+    async def health(response: Response) -> Health:
+        """Whether requests are served; needs no key."""
+        reason = None
+        if service.closing:
+            reason = "the server is shutting down"
+        elif not service.scheduler.healthy:
+            reason = "the engine's thread died; the server's log says why"
+        response.status_code = 503 if reason else 200
+        active = service.scheduler.stats.active
+        return Health(
+            status="unavailable" if reason else "ok",
+            reason=reason,
+            version=version("kakeya-mac"),
+            active=active,
+            waiting=max(service.admitted - active, 0),
+        )
+
+    @api.get("/metrics", response_class=Response, responses=_refusals(401, 403), dependencies=KEYED)
+    async def prometheus() -> Response:
+        """Counters and gauges in Prometheus' text format."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorReply, "description": ERRORS[status][1]} for status in statuses}
+
+
+def cards(service: Service) -> list[ModelReply]:
+    """Describe every id that a request may name."""
+    found = []
+    for entry in service.registry.entries:
+        ids = {entry.name: entry.default_channel}
+        ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
+        found += _cards(service, entry, ids)
+    return found
+
+
+def _cards(service: Service, entry: ModelEntry, ids: Mapping[str, str]) -> list[ModelReply]:
+    """Describe ids of one model, each with its channel."""
+    why_not = None
+    try:
+        locate(entry, Places.of_machine())
+    except (ModelNotHere, ConfigurationError) as error:
+        why_not = str(error)
+    about = {
+        "summary": entry.summary,
+        "target": str(entry.target),
+        "drafter": str(entry.drafter) if entry.drafter else None,
+        "kv_channels": list(entry.channels),
+        "kv_policies": [each.text for each in service.registry.requests],
+        "here": why_not is None,
+        "why_not": why_not,
+        "loaded": entry.name in service.scheduler.stats.models,
+    }
+    default = service.registry.default
+    return [
+        ModelReply(
+            id=name, created=STARTED, x_kakeya=about | {"kv_channel": channel, "default": name == default}
+        )
+        for name, channel in ids.items()
+    ]
+
+
+def _openapi(api: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document: with the key, and without the answers FastAPI would give to wrong bodies."""
+    if not api.openapi_schema:
+        found = get_openapi(
+            title=api.title, version=api.version, description=api.description, routes=api.routes
+        )
+        parts = found["components"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            parts["schemas"].pop(name, None)
+        parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, methods in found["paths"].items():
+            for operation in methods.values():
+                operation["responses"].pop("422", None)
+                operation["security"] = [] if path in KEYLESS_PATHS else [{"key": []}]
+        api.openapi_schema = found
+    return api.openapi_schema
+
+
+# --- errors ---------------------------------------------------------------------------------------------
+
+
+def _add_error_handlers(api: FastAPI) -> None:
+    async def refuse(request: Request, error: Exception) -> Response:
+        refusal = _refusal(request, error)
+        request.state.record.error = refusal.code
+        return JSONResponse(refusal.document(), refusal.status, refusal.headers)
+
+    for kind in (Refusal, EngineError, RequestValidationError, HTTPException, Exception):
+        api.add_exception_handler(kind, refuse)
+
+
+def _refusal(request: Request, error: Exception) -> Refusal:
+    match error:
+        case Refusal():
+            return error
+        case EngineError():
+            return refusal_of(error)
+        case RequestValidationError():
+            return _invalid(error)
+        case HTTPException(status_code=404):
+            return Refusal(404, f"there is no {request.url.path}", code="not_found")
+        case HTTPException(status_code=400):  # FastAPI's error for a body that is not even broken JSON
+            return Refusal(400, "the body is not JSON", code="invalid_json")
+        case HTTPException():
+            text = f"{request.method} {request.url.path}: {error.detail}"
+            status = 405 if error.status_code == 405 else 500
+            return Refusal(status, text, code="invalid_request", headers=error.headers)
+    return BUG
+
+
+def _invalid(error: RequestValidationError) -> Refusal:
+    """Make the refusal of a wrong body; of several errors, the one nested deepest."""
+    errors = error.errors()
+    worst = max(errors, key=lambda each: len(_steps(each["loc"], error.body)))
+    param = ".".join(_steps(worst["loc"], error.body)) or None
+    if any(each["type"] == "json_invalid" for each in errors):
+        return Refusal(400, "the body is not JSON", code="invalid_json")
+    if worst["type"] == "extra_forbidden":
+        return Refusal(400, f"{param} is unknown here; leave it out", param=param, code="unknown_parameter")
+    if worst["loc"] == ("body",) and worst["type"] == "missing":
+        return Refusal(400, "the body is missing", code="invalid_json")
+    if worst["type"] == "missing":
+        param = ".".join(filter(None, (param, str(worst["loc"][-1]))))
+        return Refusal(400, f"{param} is missing", param=param, code="missing_parameter")
+    message = str(worst["msg"]).removeprefix("Value error, ")
+    shown = json.dumps(worst.get("input"), ensure_ascii=True, default=str)
+    if len(shown) > LONGEST_SHOWN:
+        shown = f"{shown[:LONGEST_SHOWN]} …"
+    return Refusal(400, f"{param or 'the body'}: {message}, not {shown}", param=param, code="invalid_value")
+
+
+def _steps(location: Sequence[Any], body: Any) -> list[str]:
+    """The place of an error in the body as clients know it, without pydantic's names of union members."""
+    steps, node = [], body
+    for part in location[1:]:
+        inside = isinstance(node, dict) and part in node
+        if inside or (isinstance(node, list) and isinstance(part, int) and part < len(node)):
+            steps.append(str(part)[:LONGEST_SHOWN])
+            node = node[part]
+    return steps

@@ -1,0 +1,135 @@
+"""What is recorded of a request: a line in the log, and Prometheus metrics; no content, unless asked for.
+
+Names of models come from the registry and paths from the routes, so no client can create a time series.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.server.scheduler import SchedulerStats
+
+request_log = logging.getLogger("kakeya.requests")
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# field of a record -> (metric, help)
+COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts"),
+    "cached_tokens": ("prompt_tokens_cached", "… of these that were held already"),
+    "completion_tokens": ("completion_tokens", "Tokens of answers"),
+    "drafted": ("drafted_tokens", "Drafts that were verified"),
+    "accepted": ("accepted_tokens", "… of these confirmed"),
+    "verify_rounds": ("verify_rounds", "Forwards over a block"),
+}
+
+
+@dataclass
+class RequestRecord:
+    """One request, filled in while it is served."""
+
+    method: str
+    path: str
+    client: str
+    started: float = field(default_factory=perf_counter)
+    status: int = 0  # of the answer; 499 where the client left before there was one
+    model: str | None = None
+    channel: str | None = None
+    drafter: str | None = None
+    stream: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    verify_rounds: int = 0
+    first_s: float | None = None  # from the request to the first token
+    seconds: float = 0.0  # from the request to the last byte
+    finish: str | None = None  # why the answer ended; gone where the client left before
+    error: str | None = None  # the code of a refusal
+    content: dict[str, str] | None = None  # prompt and answer, where they are logged
+    owner: str = ""  # part of the digest of the API key; empty without keys
+
+    def add_tokens(self, count: int) -> None:
+        """Count tokens, and note when the first one came."""
+        self.completion_tokens += count
+        if self.first_s is None:
+            self.first_s = perf_counter() - self.started
+
+    def end(self) -> None:
+        """Write the line of the log; unknown values and zeros are left out."""
+        self.seconds = perf_counter() - self.started
+        self.status = self.status or 499
+        line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        for name, value in asdict(self).items():
+            if value and name not in {"started", "owner"}:
+                line[name] = round(value, 6) if isinstance(value, float) else value
+        request_log.info("%s", json.dumps(line))
+
+
+class Metrics(Collector):
+    """The metrics of one server: requests and tokens as they end, the engine's state when asked."""
+
+    def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
+        """Count from zero; `admitted` tells how many requests are served or wait."""
+        self._stats, self._admitted = stats, admitted
+        self._registry = own = CollectorRegistry()
+        own.register(self)
+        self._requests = Counter(
+            "kakeya_requests", "Requests that ended", ["path", "model", "status"], registry=own
+        )
+        self._seconds = Histogram(
+            "kakeya_request_seconds", "From request to last byte", ["path"], buckets=SECONDS, registry=own
+        )
+        self._first = Histogram(
+            "kakeya_first_token_seconds",
+            "From request to first token",
+            ["model"],
+            buckets=SECONDS,
+            registry=own,
+        )
+        self._counters = {
+            name: Counter(f"kakeya_{metric}", text, ["model"], registry=own)
+            for name, (metric, text) in COUNTERS.items()
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the engine's state as gauges."""
+        now = self._stats()
+        for name, text, value in (
+            ("requests_active", "Requests that take turns in the engine", now.active),
+            ("requests_admitted", "Requests that are served or wait", self._admitted()),
+            ("models_loaded", "Models in memory", len(now.models)),
+            ("sessions_idle", "Sessions kept for the next turn of a conversation", now.sessions),
+            ("memory_bytes", "Bytes of arrays in use, models included", now.memory_bytes),
+        ):
+            yield GaugeMetricFamily(f"kakeya_{name}", text, value=value)
+        cache = GaugeMetricFamily(
+            "kakeya_kv_cache_bytes", "Bytes of keys and values, and of drafters' memories", labels=["state"]
+        )
+        cache.add_metric(["active"], now.active_bytes)
+        cache.add_metric(["idle"], now.idle_bytes)
+        yield cache
+
+    def count(self, record: RequestRecord, path: str) -> None:
+        """Count a request that has ended; `path` is its route, or ``other``."""
+        model = record.model or "none"
+        self._requests.labels(path, model, str(record.status)).inc()
+        self._seconds.labels(path).observe(record.seconds)
+        if record.model is None:
+            return
+        if record.first_s is not None:
+            self._first.labels(model).observe(record.first_s)
+        for name, counter in self._counters.items():
+            counter.labels(model).inc(getattr(record, name))
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)

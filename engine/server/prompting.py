@@ -1,0 +1,256 @@
+"""A request's conversation or text → token ids, through the model's chat template, and the answer's grammar.
+
+The grammar holds the answer to a response format, or to a call of one of the tools. Where a model reasons
+first, the reasoning is free and what follows it is bound.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_lm.server import process_message_content
+
+from engine.errors import PromptError, wrap_errors
+from engine.generate import THINKING_NAMES
+from engine.grammar import JSON_STYLE, Grammar, nameless
+from engine.server.schema import (
+    AnyRequest,
+    ChatRequest,
+    ChosenTool,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Refusal,
+    TextRequest,
+    Tool,
+    invalid,
+    refusing,
+    unsupported,
+)
+from engine.server.sessions import LoadedModel
+
+# arguments of mlx-lm's and transformers' functions, which are not variables of a template
+RESERVED_SWITCHES = frozenset(
+    {"conversation", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
+    | {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
+    | {"return_assistant_tokens_mask", "messages"}
+)
+LONGEST_SHOWN = 80  # characters of a name in a message
+ANY_OBJECT = {"type": "object"}
+JSON_CALLS = "mlx_lm.tool_parsers.json_tools"  # families whose calls are {"name": …, "arguments": …}
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt, and where the answer begins."""
+
+    tokens: list[int]
+    # how many of them probably begin the conversation's next prompt too: all before the beginning of the
+    # answer, which templates may render differently when it is history
+    stable_prefix: int
+    state: str = "normal"  # of mlx-lm's text machine: normal or reasoning
+
+
+@refusing("messages")
+def chat_prompt(request: ChatRequest, model: LoadedModel) -> RenderedPrompt:
+    """Render a conversation with the beginning of the assistant's turn; raise Refusal."""
+    tokenizer = model.target.tokenizer
+    tools = [] if request.tool_choice == "none" else request.tools or []
+    if tools and not tokenizer.has_tool_calling:
+        raise unsupported(
+            f"tools with {model.entry.name}, whose chat template has no place for them,", "tools"
+        )
+    described = [tool.model_dump(exclude_none=True) for tool in _callable(request, tools)]
+    switches = _switches(request, model)
+    turns = [_turn(message.model_dump(exclude_none=True)) for message in request.messages]
+    contents = [turn["content"] for turn in turns]
+    texts = [text for text in contents if isinstance(text, str)]
+    texts += [part["text"] for content in contents if isinstance(content, list) for part in content]
+    _check_characters(texts, model, "messages")
+    refused = f"{model.entry.name}: the conversation does not go through the chat template"
+    with wrap_errors(lambda reason: PromptError(f"{refused}: {reason}")):
+        process_message_content(turns)
+
+        def render(*, answer: bool) -> list[int]:
+            rendered = tokenizer.apply_chat_template(
+                turns, add_generation_prompt=answer, tokenize=True, tools=described or None, **switches
+            )
+            return [int(token) for token in rendered]
+
+        tokens, history = render(answer=True), render(answer=False)
+    shorter = min(len(tokens), len(history))
+    common = next((at for at in range(shorter) if tokens[at] != history[at]), shorter)
+    state = "normal"  # whether the template has begun the reasoning, as mlx-lm's server finds out
+    if tokenizer.has_thinking and tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens):
+        state = "reasoning"
+    state = str(tokenizer.response_initial_state or state)
+    return _checked(RenderedPrompt(tokens, common, state), model, "messages")
+
+
+@refusing("prompt")
+def text_prompt(request: TextRequest, model: LoadedModel) -> RenderedPrompt:
+    """Tokenize a text, or check the token ids that were given; raise Refusal."""
+    prompt = request.one_prompt
+    if isinstance(prompt, list):
+        most = model.target.target.vocab_size
+        if odd := [token for token in prompt if token >= most]:
+            raise PromptError(f"prompt: {odd[0]} is no token of this model, whose ids end at {most - 1}")
+        return _checked(RenderedPrompt(prompt, len(prompt) - 1), model, "prompt")
+    _check_characters([prompt], model, "prompt")
+    with wrap_errors(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
+        tokens = [int(token) for token in model.target.tokenizer.encode(prompt)]
+    return _checked(RenderedPrompt(tokens, len(tokens) - 1), model, "prompt")
+
+
+def _turn(message: dict[str, Any]) -> dict[str, Any]:
+    """A message in the form that templates expect."""
+    if message["role"] == "developer":
+        message["role"] = "system"
+    if "reasoning" in message:
+        message["reasoning_content"] = message["reasoning"]
+    message.setdefault("content", None)
+    return message
+
+
+def _callable(request: ChatRequest, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools that the request lets the model call."""
+    choice = request.tool_choice
+    chosen = choice.function.name if isinstance(choice, ChosenTool) else None
+    return [tool for tool in tools if chosen in {None, tool.function.name}]
+
+
+def _switches(request: ChatRequest, model: LoadedModel) -> Mapping[str, Any]:
+    """Switches of the template: the registry's, then the request's.
+
+    Raises:
+        Refusal: the template has no such switch.
+    """
+    effort, given = request.reasoning_effort, request.chat_template_kwargs or {}
+    switches = dict(model.entry.chat_template_kwargs)
+    if effort is not None:
+        if not has_switch(model, ("reasoning_effort", *THINKING_NAMES)):
+            raise _no_switch("reasoning_effort", model)
+        switches |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    for name in given:
+        names = THINKING_NAMES if name in THINKING_NAMES else (name,)
+        if name in RESERVED_SWITCHES or not has_switch(model, names):
+            raise _no_switch(f"chat_template_kwargs.{ascii(name)[1:-1][:LONGEST_SHOWN]}", model)
+    return switches | given
+
+
+def has_switch(model: LoadedModel, names: Iterable[str]) -> bool:
+    """Whether a chat template has a variable of one of these names; assumed of one that is a program."""
+    template = model.target.tokenizer.chat_template
+    return not isinstance(template, str) or any(name in template for name in names)
+
+
+def _no_switch(param: str, model: LoadedModel) -> Refusal:
+    return invalid(
+        param, f"{param}: the chat template of {model.entry.name} has no such switch; leave it out"
+    )
+
+
+def _check_characters(texts: Iterable[str], model: LoadedModel, param: str) -> None:
+    """Refuse texts that cannot fit before they are tokenized, which takes seconds for long ones."""
+    size = sum(map(len, texts))
+    if model.context is not None and size > model.context * model.longest_token:
+        raise _too_long(f"{size} characters", model, param)
+
+
+def _checked(prompt: RenderedPrompt, model: LoadedModel, param: str) -> RenderedPrompt:
+    if not prompt.tokens:
+        raise invalid(param, f"{param}: the prompt is empty", code="invalid_prompt")
+    if model.context is not None and len(prompt.tokens) >= model.context:
+        raise _too_long(f"{len(prompt.tokens)} tokens", model, param)
+    return prompt
+
+
+def _too_long(size: str, model: LoadedModel, param: str) -> Refusal:
+    return invalid(
+        param,
+        f"the prompt has {size}; {model.entry.name} takes {model.context} tokens, those of the answer "
+        "included",
+        code="context_length_exceeded",
+    )
+
+
+# --- grammars -------------------------------------------------------------------------------------------
+
+
+def needs_grammar(request: AnyRequest) -> bool:
+    """Whether the answer is bound to a format or a call."""
+    form = request.response_format
+    return (form is not None and form.type != "text") or _demands_call(request)
+
+
+@refusing("response_format")
+def grammar_of(request: AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar | None:
+    """Compile the grammar of an answer; None for free text; raise Refusal."""
+    form = request.response_format
+    if isinstance(request, ChatRequest) and _demands_call(request):
+        if form is not None and form.type != "text":
+            raise invalid(
+                "response_format",
+                "response_format and a tool_choice that demands a call cannot both hold; leave one out",
+            )
+        return Grammar.lark(model.vocabulary, _call_grammar(request, model, prompt))
+    if isinstance(form, JsonSchemaFormat):
+        schema = form.json_schema.schema_
+    elif isinstance(form, JsonObjectFormat):
+        schema = ANY_OBJECT
+    else:
+        return None
+    if not (isinstance(request, ChatRequest) and model.target.tokenizer.has_thinking):
+        return Grammar.json_schema(model.vocabulary, schema)
+    return Grammar.lark(model.vocabulary, _after_reasoning(f"%json {_styled(schema)}", model, prompt))
+
+
+def _demands_call(request: AnyRequest) -> bool:
+    return isinstance(request, ChatRequest) and (
+        request.tool_choice == "required" or isinstance(request.tool_choice, ChosenTool)
+    )
+
+
+def _call_grammar(request: ChatRequest, model: LoadedModel, prompt: RenderedPrompt) -> str:
+    """The grammar of one call of the tools, or of several."""
+    tokenizer = model.target.tokenizer
+    if getattr(tokenizer.tool_parser, "__module__", None) != JSON_CALLS:
+        raise unsupported(f"tool_choice other than auto and none with {model.entry.name}", "tool_choice")
+    rules = []
+    for index, tool in enumerate(_callable(request, request.tools or [])):
+        head = _dump(f'{{"name": {_dump(tool.function.name)}, "arguments": ')
+        rules.append(f'one_{index}: {head} %json {_styled(tool.function.parameters or ANY_OBJECT)} "}}"')
+    several = "call+" if request.parallel_tool_calls and request.tool_choice == "required" else "call"
+    names = " | ".join(f"one_{index}" for index in range(len(rules)))
+    begin = _mark(tokenizer.tool_call_start, tokenizer.tool_call_start_tokens)
+    end = _mark(tokenizer.tool_call_end, tokenizer.tool_call_end_tokens)
+    call = f'call: {begin} "\\n" ({names}) "\\n" {end}'
+    return "\n".join([_after_reasoning(several, model, prompt), call, *rules])
+
+
+def _after_reasoning(body: str, model: LoadedModel, prompt: RenderedPrompt) -> str:
+    """The first rules of a grammar: reasoning, where the model does that, and then what is bound."""
+    tokenizer = model.target.tokenizer
+    if not tokenizer.has_thinking:
+        return f"start: {body}"
+    begin = _mark(tokenizer.think_start, tokenizer.think_start_tokens)
+    end = _mark(tokenizer.think_end, tokenizer.think_end_tokens)
+    rules = f"body: {body}\nthought: /(?s:.*)/ {end} /[ \\n]{{0,4}}/"
+    if prompt.state == "reasoning":
+        return f"start: thought body\n{rules}"
+    return f"start: ({begin} thought)? body\n{rules}"
+
+
+def _mark(text: str, tokens: Sequence[int] | None) -> str:
+    """A mark in a grammar: its token where it has one, which models write and no other text equals."""
+    return f"<[{tokens[0]}]>" if tokens is not None and len(tokens) == 1 else _dump(text)
+
+
+def _styled(schema: dict[str, Any]) -> str:
+    """A schema for a grammar, with our style of blanks, whatever it says itself."""
+    return nameless(_dump(schema | {"x-guidance": JSON_STYLE}))
+
+
+def _dump(value: Any) -> str:
+    """A value as JSON, which is also how grammars quote strings."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,286 @@
+"""Steps of the engine → OpenAI's objects: a whole completion, or the chunks of a stream.
+
+A `ResponseBuilder` answers one request. It gets the steps as they come and knows nothing of HTTP.
+"""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.decode import Step
+from engine.detokenize import text_of
+from engine.external_engines.strategies import DraftCounts
+from engine.logprobs import TokenLogprob
+from engine.server import schema
+from engine.server.parsing import OutputParser, ParsedText
+from engine.server.prompting import RenderedPrompt
+from engine.server.sequence import DecodeFinished, DecodeRequest
+from engine.server.sessions import LoadedModel
+from engine.stops import Stops
+
+
+@dataclass(frozen=True)
+class PlacedLogprob:
+    """A token's log-probabilities, and where in the text the token begins."""
+
+    begin: int
+    record: TokenLogprob
+
+
+class ResponseBuilder(ABC):
+    """The answer to one request: what was said so far, and the objects for it."""
+
+    prefix = ""
+
+    def __init__(
+        self,
+        request: schema.AnyRequest,
+        model: LoadedModel,
+        prompt: RenderedPrompt,
+        decode_request: DecodeRequest,
+    ) -> None:
+        self._request, self._model, self.decoded = request, model, decode_request
+        target = model.target
+        self._stops = Stops(target.stops, decode_request.stop_texts, target.tokenizer)
+        self._parser = self._new_parser(target.tokenizer, prompt)
+        self.parsed, self.tokens = ParsedText(), list[int]()
+        self._logprobs: list[PlacedLogprob] = []  # those sent or ready
+        self._pending: list[PlacedLogprob] = []
+        self.head: dict[str, Any] = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": request.model or model.entry.name,
+            "system_fingerprint": f"fp_{target.card.weights_sha256[:12]}",
+        }
+
+    def begin(self) -> Iterator[schema.Reply]:
+        """Yield the chunks before the first token."""
+        yield from ()
+
+    def take(self, steps: Sequence[Step]) -> Iterator[schema.Reply]:
+        """Yield a chunk for steps, if any text became certain with them."""
+        return self._chunk_of(*self.hear(steps))
+
+    def end(self, ended: DecodeFinished) -> Iterator[schema.Reply]:
+        """Yield the last chunks."""
+        yield from self._chunk_of(*self._rest())
+        provenance, separate = self.provenance(ended), self._request.wants_usage
+        choice = self._choice(ParsedText(), [], self.finish(ended))
+        yield self._chunk([choice], x_kakeya=None if separate else provenance)
+        if separate:
+            yield self._chunk([], usage=self.usage(ended.cached_tokens), x_kakeya=provenance)
+
+    def complete(self, ended: DecodeFinished) -> schema.Reply:
+        """Return the whole answer as one object, instead of chunks."""
+        self._rest()
+        return self._complete(
+            self.finish(ended), usage=self.usage(ended.cached_tokens), x_kakeya=self.provenance(ended)
+        )
+
+    def hear(self, steps: Sequence[Step]) -> tuple[ParsedText, list[PlacedLogprob]]:
+        """Take in steps; return what became certain with them."""
+        parsed = ParsedText()
+        for step in steps:
+            parsed += self._parser.add(step.tokens)
+            begins = self._parser.stream.begins[len(self.tokens) :]
+            self.tokens += step.tokens
+            if step.logprobs is not None:
+                placed = map(PlacedLogprob, begins, step.logprobs)
+                self._pending += [each for each in placed if each.record.token not in self._stops.tokens]
+        self.parsed += parsed
+        return parsed, self._certain()
+
+    def _rest(self) -> tuple[ParsedText, list[PlacedLogprob]]:
+        """What still waited when the text ended."""
+        parsed = self._parser.finish()
+        self.parsed += parsed
+        return parsed, self._certain(everything=not self._parser.stream.ended)
+
+    def _certain(self, *, everything: bool = False) -> list[PlacedLogprob]:
+        """Log-probabilities of tokens that begin in text that is certain, each once."""
+        given = self._parser.stream.given
+        ready = [each for each in self._pending if everything or each.begin < given]
+        del self._pending[: len(ready)]
+        self._logprobs += ready
+        return ready
+
+    def _chunk_of(self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob]) -> Iterator[schema.Reply]:
+        if parsed or logprobs:
+            yield self._chunk([self._choice(parsed, logprobs, None)])
+
+    @abstractmethod
+    def _new_parser(self, tokenizer: Any, prompt: RenderedPrompt) -> OutputParser: ...
+
+    @abstractmethod
+    def _choice(
+        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
+    ) -> Any: ...
+
+    @abstractmethod
+    def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply: ...
+
+    @abstractmethod
+    def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply: ...
+
+    def finish(self, ended: DecodeFinished) -> schema.Finish:
+        """Say why the answer ended."""
+        if ended.outcome.finish == "length":
+            return "length"
+        return "tool_calls" if self.parsed.calls else "stop"
+
+    def usage(self, cached_tokens: int) -> schema.Usage:
+        """Count tokens of prompt and answer, also of an answer that was interrupted."""
+        read, written = len(self.decoded.prompt), len(self.tokens)
+        reasoning = self._parser.reasoning_tokens
+        details = schema.ReasoningTokens(reasoning_tokens=reasoning) if reasoning else None
+        return schema.Usage(
+            prompt_tokens=read,
+            completion_tokens=written,
+            total_tokens=read + written,
+            prompt_tokens_details=schema.CachedTokens(cached_tokens=cached_tokens),
+            completion_tokens_details=details,
+        )
+
+    def provenance(self, ended: DecodeFinished) -> schema.Provenance:
+        """Describe how the answer was made."""
+        outcome = ended.outcome
+        verified = [each for each in outcome.rounds if each.block > 1]
+        drafted = sum(each.block - 1 for each in verified)
+        counts = ended.external_counts or DraftCounts(len(verified), sum(each.accepted for each in verified))
+        decoded, coded = len(self.tokens) - 1, None
+        speed = round(decoded / outcome.decode_s, 3) if outcome.decode_s > 0 and decoded else None
+        wants_tokens, wants_rounds = self._request.return_token_ids, self._request.return_rounds
+        rounds = [(r.block, r.accepted, round(r.draft_s, 7), round(r.verify_s, 7)) for r in outcome.rounds]
+        if (use := outcome.kv) is not None:
+            coded = schema.CodedValues(layers=list(use.layers), values=use.values, bytes=use.nbytes)
+        length = counts.acceptance_length
+        return schema.Provenance(
+            model=self._model.entry.name,
+            kv_channel=self.decoded.channel.name,
+            kv_policy=self.decoded.channel.policy.spec,
+            engine=ended.engine,
+            fallback_from=ended.fallback_from,
+            drafter=ended.drafter,
+            block=ended.block,
+            speculation=counts.rounds > 0,
+            why_off=ended.why_off,
+            verify_rounds=counts.rounds,
+            plain_steps=len(outcome.rounds) - len(verified),
+            drafted=drafted if ended.external_counts is None else None,
+            accepted=counts.accepted,
+            acceptance_length=length if length is None else round(length, 4),
+            drafter_forwards=outcome.drafter_forwards,
+            cached_tokens=ended.cached_tokens,
+            queue_s=round(ended.queue_s, 6),
+            prefill_s=round(outcome.prefill_s, 6),
+            decode_s=round(outcome.decode_s, 6),
+            decode_tokens_per_s=speed,
+            resident_bytes=outcome.resident_bytes,
+            drafter_resident_bytes=outcome.drafter_resident_bytes,
+            cache_classes=dict(outcome.cache_classes),
+            cache_strategy=ended.cache_strategy,
+            token_ids=self.tokens if wants_tokens else None,
+            prompt_token_ids=self.decoded.prompt if wants_tokens else None,
+            rounds=rounds if wants_rounds else None,
+            kept_positions=outcome.kept if wants_rounds else None,
+            coded=coded if wants_rounds else None,
+        )
+
+    def _text(self, token: int) -> str:
+        """A token as it appears in the text, because as a text of its own it may lack its space."""
+        return text_of(self._model.target.tokenizer, [token], Stops(), self.decoded.prompt)
+
+
+class ChatResponseBuilder(ResponseBuilder):
+    """A chat completion."""
+
+    prefix = "chatcmpl"
+    _request: schema.ChatRequest
+
+    def begin(self) -> Iterator[schema.Reply]:
+        """Yield the role, as OpenAI's streams begin."""
+        yield self._chunk([schema.ChunkChoice(delta=schema.Delta(role="assistant", content=""))])
+
+    def _new_parser(self, tokenizer: Any, prompt: RenderedPrompt) -> OutputParser:
+        tools = [tool.model_dump(exclude_none=True) for tool in self._request.tools or []]
+        return OutputParser(tokenizer, self._stops, prompt=prompt.tokens, state=prompt.state, tools=tools)
+
+    def _choice(
+        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
+    ) -> schema.ChunkChoice:
+        delta = schema.Delta(
+            content=parsed.content or None,
+            reasoning=parsed.reasoning or None,
+            tool_calls=parsed.calls or None,
+        )
+        return schema.ChunkChoice(delta=delta, logprobs=self._chat_logprobs(logprobs), finish_reason=finish)
+
+    def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply:
+        return schema.ChatChunk(**self.head, choices=choices, **fields)
+
+    def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply:
+        parsed = self.parsed
+        message = schema.ChatMessage(
+            content=parsed.content if parsed.content or not parsed.calls else None,
+            reasoning=parsed.reasoning or None,
+            tool_calls=[call.model_copy(update={"index": None}) for call in parsed.calls] or None,
+        )
+        choice = schema.ChatChoice(
+            message=message, logprobs=self._chat_logprobs(self._logprobs), finish_reason=finish
+        )
+        return schema.ChatCompletion(**self.head, choices=[choice], **fields)
+
+    def _chat_logprobs(self, logprobs: Sequence[PlacedLogprob]) -> schema.ChatLogprobs | None:
+        if not logprobs:
+            return None
+        return schema.ChatLogprobs(
+            content=[
+                schema.ContentLogprob(
+                    **self._spelled(each.record.token, each.record.logprob),
+                    top_logprobs=[schema.TopLogprob(**self._spelled(*top)) for top in each.record.top],
+                )
+                for each in logprobs
+            ]
+        )
+
+    def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
+        """A token as text and bytes; a part of a character has no text, and its bytes are unknown here."""
+        text = self._text(token)
+        return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+
+
+class TextResponseBuilder(ResponseBuilder):
+    """A text completion."""
+
+    prefix = "cmpl"
+    _request: schema.TextRequest
+
+    def _new_parser(self, tokenizer: Any, prompt: RenderedPrompt) -> OutputParser:
+        return OutputParser(tokenizer, self._stops, prompt=prompt.tokens, plain=True)
+
+    def _choice(
+        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
+    ) -> schema.TextChoice:
+        told = self._text_logprobs(logprobs)
+        return schema.TextChoice(text=parsed.content, logprobs=told, finish_reason=finish)
+
+    def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply:
+        return schema.TextCompletion(**self.head, choices=choices, **fields)
+
+    def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply:
+        return self._chunk([self._choice(self.parsed, self._logprobs, finish)], **fields)
+
+    def _text_logprobs(self, logprobs: Sequence[PlacedLogprob]) -> schema.TextLogprobs | None:
+        if not logprobs:
+            return None
+        records = [each.record for each in logprobs]
+        top = [{self._text(token): value for token, value in each.top} for each in records]
+        return schema.TextLogprobs(
+            tokens=[self._text(each.token) for each in records],
+            token_logprobs=[each.logprob for each in records],
+            top_logprobs=top if self.decoded.logprobs else None,
+            text_offset=[each.begin for each in logprobs],
+        )

@@ -1,0 +1,377 @@
+"""The engine's thread: everything that touches arrays happens here, a turn at a time.
+
+    lease a model ──► first come, first served ──► loaded ──► the request is prepared on another thread
+    submit the request ──► waiting ──► active, at most `parallel` ──► turns, round robin ──► finished
+
+Every active request gets a turn (a chunk of its prompt, or a round) before any gets its next one, so a short
+question is answered while a long one is in progress. A model is loaded on request; where the limit is reached
+it waits until the requests that use another model have ended, and no later request overtakes it. A request
+that is cancelled or fails affects no other.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event as Flag
+from threading import Lock, Thread
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+
+from engine.errors import EngineError, GenerationError
+from engine.registry import ModelEntry
+from engine.server.schema import ShuttingDownError
+from engine.server.sequence import (
+    DecodeFailed,
+    DecodeFinished,
+    DecodeRequest,
+    Event,
+    EventCallback,
+    decode_externally,
+    decode_in_session,
+)
+from engine.server.sessions import CachedSession, LoadedModel, SessionCache
+
+logger = logging.getLogger(__name__)
+IDLE_S = 1.0  # how often the idle thread wakes to close sessions that expired
+STATS_S = 0.2  # how old the statistics may be while there is work
+
+ModelFinder = Callable[[ModelEntry], Callable[[], LoadedModel]]
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """How much is done and kept at once."""
+
+    parallel: int = 4  # requests that take turns
+    models: int = 1  # in memory
+    sessions: int = 8  # idle ones, kept for the next turn of a conversation
+    session_bytes: int | None = None  # of all idle sessions; None for no bound
+    session_s: float = 600.0  # until an idle session is closed
+    chunk: int = 512  # prompt positions a turn
+
+
+@dataclass(frozen=True)
+class SchedulerStats:
+    """What the thread is doing, as of its last turn."""
+
+    active: int = 0  # requests that take turns
+    models: tuple[str, ...] = ()
+    sessions: int = 0  # idle ones
+    active_bytes: int = 0  # keys and values of active requests
+    idle_bytes: int = 0  # … of idle sessions
+    memory_bytes: int = 0  # arrays in use, models included
+
+
+@dataclass(eq=False)
+class ModelLease:
+    """The right to use a model, once `granted` has a result."""
+
+    entry: ModelEntry
+    granted: "Future[LoadedModel]" = field(default_factory=Future)
+
+
+@dataclass(eq=False)
+class DecodeJob:
+    """A submitted request; it owns its lease."""
+
+    request: DecodeRequest
+    lease: ModelLease
+    deliver: EventCallback
+    submitted: float = field(default_factory=perf_counter)
+    cancelled: Flag = field(default_factory=Flag)
+
+
+@dataclass
+class ActiveSequence:
+    """The events of a request that takes turns, and what holds its keys and values."""
+
+    events: Generator[Event]
+    cached: CachedSession | None = None  # None with an external engine
+    caches: list[Any] = field(default_factory=list)  # those given to an external engine
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values, and of the drafter's memory."""
+        if self.cached is not None:
+            return self.cached.nbytes
+        return sum(int(cache.nbytes) for cache in self.caches)
+
+
+class Scheduler:
+    """The thread, and the only way to it."""
+
+    def __init__(
+        self, find: ModelFinder, limits: SchedulerLimits, on_death: Callable[[], None] = lambda: None
+    ) -> None:
+        """Prepare; `start` starts the thread, and a bug of ours that ends it calls `on_death`.
+
+        `find` turns an entry of the registry into what loads it, and raises at once where files are missing.
+        """
+        self._find, self._limits, self.on_death = find, limits, on_death
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._leases: deque[ModelLease] = deque()  # not granted yet
+        self._leased: dict[str, int] = {}  # leases granted, by model
+        self._models: dict[str, LoadedModel] = {}  # the least recently requested first
+        self._waiting: deque[DecodeJob] = deque()
+        self._active: dict[DecodeJob, ActiveSequence] = {}
+        self._sessions = SessionCache(limits.sessions, limits.session_bytes, limits.session_s)
+        self._stopping = False
+        self._died: BaseException | None = None
+        self._gate, self._closed = Lock(), False  # closed: no more calls are accepted
+        self._updated = 0.0
+        self.stats = SchedulerStats()
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+
+    # --- for other threads -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fail what is active, close what is open, and end the thread; idempotent."""
+        self._calls.put(self._stop)
+        self._thread.join()
+
+    def abandon(self) -> None:
+        """End every request with ShuttingDownError; the thread goes on."""
+        self._call(self._abandon)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive() and self._died is None
+
+    def lease(self, entry: ModelEntry) -> ModelLease:
+        """Ask for a model; call `release` in any case, or `submit`.
+
+        Raises:
+            GenerationError: the thread has ended.
+        """
+        lease = ModelLease(entry)
+        lease.granted.set_running_or_notify_cancel()  # a caller that gives up cannot cancel it
+        self._call(partial(self._leases.append, lease))
+        return lease
+
+    def release(self, lease: ModelLease) -> None:
+        """Give a lease back, granted or not."""
+        self._calls.put(partial(self._release, lease))
+
+    def submit(self, lease: ModelLease, request: DecodeRequest, deliver: EventCallback) -> DecodeJob:
+        """Queue a request with a granted lease, which the thread releases when the request has ended.
+
+        `deliver` is called in the engine's thread with each event; unless the job is cancelled, the last is
+        DecodeFinished or DecodeFailed.
+
+        Raises:
+            GenerationError: the thread has ended.
+        """
+        job = DecodeJob(request, lease, deliver)
+        self._call(partial(self._waiting.append, job))
+        return job
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Let the thread call this."""
+        with self._gate:
+            if self._closed:
+                raise GenerationError("the engine's thread has ended")
+            self._calls.put(call)
+
+    # --- in the thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._process_calls():
+                self._grant()
+                self._admit()
+                self._take_turns()
+                self._sessions.expire(perf_counter())
+                self._update_stats()
+        except BaseException as error:
+            self._died = error
+            logger.exception("the engine's thread died")
+            self.on_death()
+        finally:
+            with self._gate:
+                self._closed = True
+            self._process_calls()  # those queued before that
+            self._fail_all()
+            self._close()
+
+    def _process_calls(self) -> bool:
+        """Run queued calls, waiting for one if there is no other work; whether the thread is to go on."""
+        try:
+            if not self._active and not self._closed:
+                self._calls.get(timeout=IDLE_S)()
+            while True:
+                self._calls.get_nowait()()
+        except Empty:
+            return not self._stopping
+
+    def _release(self, lease: ModelLease) -> None:
+        if lease in self._leases:
+            self._leases.remove(lease)
+        elif lease.granted.exception() is None:
+            self._leased[lease.entry.name] -= 1
+
+    def _grant(self) -> None:
+        """Grant leases in order, until one has to wait for a model that is in use."""
+        while self._leases:
+            lease = self._leases[0]
+            name = lease.entry.name
+            model = self._models.get(name) or self._load(lease)
+            if model is None and not lease.granted.done():
+                return
+            self._leases.popleft()
+            if model is not None:
+                self._models[name] = self._models.pop(name)
+                self._leased[name] = self._leased.get(name, 0) + 1
+                lease.granted.set_result(model)
+
+    def _load(self, lease: ModelLease) -> LoadedModel | None:
+        """Load a model; None where the limit is reached, or, with the lease failed, it cannot be loaded."""
+        name = lease.entry.name
+        try:
+            load = self._find(lease.entry)  # before another model is unloaded for it
+            if len(self._models) >= self._limits.models:
+                unused = [each for each in self._models if not self._leased.get(each)]
+                if not unused:
+                    return None
+                self._unload(unused[0])
+            started = perf_counter()
+            logger.info("loading %s", name)
+            self._models[name] = model = load()
+        except Exception as error:
+            lease.granted.set_exception(error)
+            return None
+        logger.info("loaded %s in %.1f s", name, perf_counter() - started)
+        return model
+
+    def _unload(self, name: str) -> None:
+        logger.info("unloading %s", name)
+        self._sessions.close(name)
+        del self._models[name]
+        mx.clear_cache()
+
+    def _admit(self) -> None:
+        """Let waiting requests take turns, up to the limit."""
+        while self._waiting and len(self._active) < self._limits.parallel:
+            job = self._waiting.popleft()
+            if job.cancelled.is_set():
+                self._release(job.lease)
+                continue
+            try:
+                self._active[job] = self._begin(job)
+            except Exception as error:
+                self._fail(job, error)
+
+    def _begin(self, job: DecodeJob) -> ActiveSequence:
+        request, model = job.request, job.lease.granted.result()
+        model.check(request)
+        obstacle, external = model.obstacle(request), model.external
+        if external is not None and obstacle is None:
+            caches: list[Any] = []
+            drafter = model.external_drafter
+            events = decode_externally(
+                request, model.target, external, caches, drafter=drafter, submitted=job.submitted
+            )
+            return ActiveSequence(events, caches=caches)
+        if obstacle is not None:
+            logger.warning("%s: %s; decoding plainly", model.entry.name, obstacle)
+        open_session = partial(model.open_session, request)
+        cached = self._sessions.take(model.key(request), request.prompt, open_session)
+        events = decode_in_session(
+            request,
+            model.target,
+            cached.session,
+            draft_length=model.draft_length(request, cached),
+            chunk=self._limits.chunk,
+            submitted=job.submitted,
+            why_off=model.why_off(request),
+            fallback_from=None if external is None else external.name,
+        )
+        return ActiveSequence(events, cached)
+
+    def _take_turns(self) -> None:
+        """In a function of its own, so that no local name keeps the last request's arrays alive."""
+        for job, sequence in list(self._active.items()):
+            self._take_turn(job, sequence)
+
+    def _take_turn(self, job: DecodeJob, sequence: ActiveSequence) -> None:
+        try:
+            event = None if job.cancelled.is_set() else next(sequence.events)
+            ended = event is None or isinstance(event, DecodeFinished)
+            if ended:
+                sequence.events.close()
+        except Exception as error:
+            del self._active[job]
+            self._fail(job, error)
+            if sequence.cached is not None:
+                sequence.cached.close()
+            return
+        if ended:
+            del self._active[job]
+            self._release(job.lease)
+            if sequence.cached is not None:
+                self._sessions.give_back(sequence.cached, perf_counter())
+        if event is not None:
+            job.deliver(event)
+
+    def _fail(self, job: DecodeJob, error: Exception) -> None:
+        if not isinstance(error, EngineError):
+            logger.error("a request failed", exc_info=error)
+        self._release(job.lease)
+        job.deliver(DecodeFailed(error))
+
+    def _fail_all(self) -> None:
+        error: EngineError = ShuttingDownError("the server is shutting down")
+        if self._died is not None:
+            error = GenerationError("the engine's thread died; the server's log says why")
+        for job in self._active:
+            job.deliver(DecodeFailed(error))
+        for job in self._waiting:
+            self._fail(job, error)
+        for lease in self._leases:
+            lease.granted.set_exception(error)
+        self._waiting.clear()
+        self._leases.clear()
+
+    def _abandon(self) -> None:
+        self._fail_all()
+        for job in self._active:
+            job.cancelled.set()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _update_stats(self) -> None:
+        now = perf_counter()
+        if self._active and now - self._updated < STATS_S:
+            return
+        self._updated = now
+        self.stats = SchedulerStats(
+            active=len(self._active),
+            models=tuple(self._models),
+            sessions=len(self._sessions),
+            active_bytes=sum(sequence.nbytes for sequence in self._active.values()),
+            idle_bytes=self._sessions.nbytes,
+            memory_bytes=int(mx.get_active_memory()),
+        )
+
+    def _close(self) -> None:
+        """Free arrays in the thread that made them."""
+        for sequence in self._active.values():
+            if sequence.cached is not None:
+                sequence.cached.close()
+        self._active.clear()
+        self._sessions.close()
+        self._models.clear()
+        mx.clear_cache()
+        self._update_stats()
+        mx.clear_streams()  # mlx aborts the process at its end where a stream of this thread is left

@@ -1,0 +1,653 @@
+"""The JSON of the HTTP API: requests, replies, and the errors that refuse a request.
+
+Unknown fields are errors. OpenAI's fields without effect here (``user``, ``metadata`` …) are accepted, for
+clients that always send them. OpenAI's features that this server lacks are refused by name (501), and are
+not part of the published OpenAPI document.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from engine.errors import (
+    ConfigurationError,
+    EngineError,
+    GenerationError,
+    InputError,
+    ModelError,
+    PromptError,
+    UnknownModel,
+)
+
+Drafting = Literal["default", "none", "prompt-lookup"]  # the model's drafter, nothing, or look-ups alone
+Finish = Literal["stop", "length", "tool_calls"]
+MOST_STOPS = 16
+LONGEST_STOP = 1000  # characters
+MOST_BIASES = 1024
+MOST_TOOLS = 128
+MOST_LOGPROBS = 20
+
+# --- errors ----------------------------------------------------------------------------------------------
+
+# status -> (OpenAI's type of the error, what it means here)
+ERRORS = {
+    400: ("invalid_request_error", "A value is wrong; `param` names the field"),
+    401: ("authentication_error", "No API key, or another one"),
+    403: ("permission_error", "A web page that is not allowed"),
+    404: ("not_found_error", "No such model"),
+    408: ("timeout_error", "The body took too long"),
+    413: ("invalid_request_error", "The body is too large"),
+    415: ("invalid_request_error", "The body is not JSON"),
+    429: ("rate_limit_error", "As many requests are waiting as may"),
+    500: ("server_error", "A bug, or a model that cannot be used"),
+    501: ("not_implemented_error", "A feature of OpenAI's that is not here"),
+    503: ("server_error", "The server is shutting down"),
+}
+
+
+class Refusal(Exception):
+    """Ends a request with a status and an error document; `param` is the request's wrong field."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    def document(self) -> dict[str, Any]:
+        kind, _ = ERRORS.get(self.status, ERRORS[400])
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class FieldError(ConfigurationError):
+    """A field of a request does not go together with the model."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnsupportedError(FieldError):
+    """A field asks for something that the model's engine lacks."""
+
+
+class ShuttingDownError(GenerationError):
+    """The server shuts down before the request is complete."""
+
+
+def invalid(param: str, message: str, *, code: str = "invalid_value") -> Refusal:
+    return Refusal(400, message, param=param, code=code)
+
+
+def unsupported(what: str, param: str | None = None) -> Refusal:
+    return Refusal(501, f"{what} is not supported by this server", param=param, code="unsupported_feature")
+
+
+def refusal_of(error: EngineError, param: str | None = None) -> Refusal:
+    """Turn an error of the engine into a refusal; `param` names the field where the error does not."""
+    match error:
+        case ShuttingDownError():
+            return Refusal(503, str(error), code="shutting_down")
+        case UnknownModel():
+            return Refusal(404, str(error), param="model", code="model_not_found")
+        case ModelError():
+            return Refusal(500, str(error), code="model_unusable")
+        case PromptError():
+            return invalid(param or "messages", str(error), code="invalid_prompt")
+        case UnsupportedError():
+            return Refusal(501, str(error), param=error.field, code="unsupported_feature")
+        case InputError():
+            param = error.field if isinstance(error, FieldError) else param
+            return Refusal(400, str(error), param=param, code="invalid_value")
+    return Refusal(500, str(error), code="generation_failed")
+
+
+@contextmanager
+def refusing(param: str) -> Iterator[None]:
+    """Turn errors of the engine into refusals that name this field."""
+    try:
+        yield
+    except EngineError as error:
+        raise refusal_of(error, param) from error
+
+
+# --- features of OpenAI's that are refused --------------------------------------------------------------
+
+# field -> (values that ask for nothing, which clients send by default; the feature)
+UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "n": ((None, 1), "more than one choice"),
+    "best_of": ((None, 1), "more than one choice"),
+    "echo": ((None, False), "echo of the prompt"),
+    "suffix": ((None, ""), "insertion before a suffix"),
+    "functions": ((None, []), "functions, replaced by tools,"),
+    "function_call": ((None, "none"), "function_call, replaced by tool_choice,"),
+    "audio": ((None,), "audio"),
+    "modalities": ((None, ["text"]), "output other than text"),
+    "prediction": ((None,), "predicted output"),
+    "web_search_options": ((None,), "web search"),
+    "verbosity": ((None, "medium"), "verbosity"),
+}
+# fields of an answer's message that clients send back with the conversation
+ANSWER_FIELDS = ("annotations", "audio", "function_call")
+CONTENT_TYPES = ("image_url", "input_image", "image", "input_audio", "file", "video_url")
+UNSUPPORTED_PATHS = re.compile(
+    "/v1/(responses|embeddings|moderations|images|audio|files|batches|fine_tuning|assistants|threads)(/.*)?"
+)
+
+
+def refuse_unsupported(fields: Any) -> Any:
+    """Return a request's fields without those that ask for nothing.
+
+    Raises:
+        Refusal: 501, for the first field that asks for a feature this server lacks.
+    """
+    if not isinstance(fields, Mapping):
+        return fields
+    for name, (defaults, what) in UNSUPPORTED.items():
+        value = fields.get(name)
+        if name in {"n", "best_of"} and value is not None and (type(value) is not int or value < 1):
+            raise invalid(name, f"{name} must be a number from 1, not {ascii(value)[:100]}")
+        if not any(value is each or (type(value) is type(each) and value == each) for each in defaults):
+            raise unsupported(what, name)
+    kept = {name: value for name, value in fields.items() if name not in UNSUPPORTED}
+    if isinstance(messages := fields.get("messages"), list):
+        kept["messages"] = [_supported_message(message, index) for index, message in enumerate(messages)]
+    prompts = fields.get("prompt")
+    if (
+        isinstance(prompts, list)
+        and len(prompts) != 1
+        and any(isinstance(each, str | list) for each in prompts)
+    ):
+        raise invalid("prompt", f"a request has one prompt, not {len(prompts)}")
+    return kept
+
+
+def _supported_message(message: Any, index: int) -> Any:
+    if not isinstance(message, Mapping):
+        return message
+    content = message.get("content")
+    for place, part in enumerate(content if isinstance(content, list) else []):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in CONTENT_TYPES:
+            raise unsupported(f"content of the type {kind}", f"messages.{index}.content.{place}")
+    for name in ANSWER_FIELDS:
+        if message.get(name):
+            raise unsupported(f"{name} in a message", f"messages.{index}.{name}")
+    return {name: value for name, value in message.items() if name not in ANSWER_FIELDS}
+
+
+# --- requests -------------------------------------------------------------------------------------------
+
+
+def _encodable(text: str) -> str:
+    """Raise ValueError for half a surrogate pair, which no encoding can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"holds half a character at {error.start}") from None
+    return text
+
+
+def _serializable(value: dict[str, Any]) -> dict[str, Any]:
+    """Raise ValueError for half characters and for too deep a nesting."""
+    try:
+        _encodable(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    return value
+
+
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]  # one error suffices for a million wrong items
+Text = Annotated[str, AfterValidator(_encodable)]
+Json = Annotated[dict[str, Any], AfterValidator(_serializable)]
+StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+BiasedToken = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+
+
+class RequestPart(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class TextPart(RequestPart):
+    type: Literal["text"]
+    text: Text
+
+
+class FunctionCall(RequestPart):
+    """A call as the assistant made it; ``arguments`` is JSON as text."""
+
+    name: Name
+    arguments: Text
+
+
+class ToolCall(RequestPart):
+    id: Text
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(RequestPart):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Many[TextPart] | None = None
+    name: Text | None = None
+    tool_calls: Many[ToolCall] | None = None
+    tool_call_id: Text | None = None
+    reasoning: Text | None = Field(None, description="The reasoning of the assistant's turn.")
+    refusal: None = None
+
+
+class Function(RequestPart):
+    """A function that the model may call; ``parameters`` is a JSON Schema."""
+
+    name: Name
+    description: Text | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestPart):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(RequestPart):
+    name: Name
+
+
+class ChosenTool(RequestPart):
+    """The one tool to call."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class JsonSchema(RequestPart):
+    name: Name
+    description: Text | None = None
+    schema_: Json = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(RequestPart):
+    """No constraint."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestPart):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(RequestPart):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StreamOptions(RequestPart):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class CompletionRequest(RequestPart):
+    """The fields that both kinds of request have."""
+
+    model: Text | None = Field(
+        None, description="`NAME` or `NAME@CHANNEL` of /v1/models; the default model if left out."
+    )
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        None, description="0, the default, is greedy."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[BiasedToken, Bias], Field(max_length=MOST_BIASES)] | None = None
+    response_format: ResponseFormat | None = None
+    user: Text | None = Field(None, description="Without effect, as are the following ones.")
+    metadata: Json | None = None
+    store: bool | None = None
+    service_tier: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Text | None = None
+    kv_channel: Text | None = Field(None, description="How keys and values are kept; one the model allows.")
+    block: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        None, description="Tokens of a verify forward; 1 is plain decoding."
+    )
+    drafter: Drafting | None = Field(None, description="What drafts; `none` is plain decoding.")
+    return_token_ids: bool | None = Field(None, description="Put the tokens into `x_kakeya`.")
+    return_rounds: bool | None = Field(
+        None, description="Put every round, and what the caches hold at the end, into `x_kakeya`."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, fields: Any) -> Any:
+        return refuse_unsupported(fields)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a separate chunk for the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ChatRequest(CompletionRequest):
+    """A chat completion."""
+
+    messages: Annotated[Many[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: Json | None = Field(
+        None, description="Switches of the model's chat template, such as `enable_thinking`."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """Raise Refusal, because pydantic's own errors of a whole body name no field."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
+        if self.tool_choice not in {None, "none", "auto"} and not self.tools:
+            raise invalid("tool_choice", "tool_choice needs tools")
+        if isinstance(self.tool_choice, ChosenTool):
+            name = self.tool_choice.function.name
+            if name not in [tool.function.name for tool in self.tools or []]:
+                raise invalid("tool_choice", f"tool_choice names {name!r}, which is none of the tools")
+        return self
+
+
+class TextRequest(CompletionRequest):
+    """A text completion: one prompt, as text or as token ids, or a list that holds it."""
+
+    prompt: Text | TokenIds | Annotated[Many[Text | TokenIds], Field(min_length=1, max_length=1)]
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+    @property
+    def one_prompt(self) -> str | list[int]:
+        """The prompt, out of its list."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        first = self.prompt[0]
+        return [token for token in self.prompt if isinstance(token, int)] if isinstance(first, int) else first
+
+
+AnyRequest = ChatRequest | TextRequest
+
+# --- replies: names and nesting are OpenAI's, ``reasoning`` next to ``content`` is mlx-lm's -------------
+
+
+def _omitted() -> Any:
+    """A field that is not sent while it is None."""
+    return Field(default=None, exclude_if=lambda value: value is None)
+
+
+class Reply(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class ErrorBody(Reply):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(Reply):
+    """The body of every refusal."""
+
+    error: ErrorBody
+
+
+class CachedTokens(Reply):
+    cached_tokens: int
+
+
+class ReasoningTokens(Reply):
+    reasoning_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class Usage(Reply):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | None = _omitted()
+
+
+class CodedValues(Reply):
+    """What coded layers store: the numbers of these layers, how many values, in how many bytes."""
+
+    layers: list[int]
+    values: int
+    bytes: int
+
+
+class Provenance(Reply):
+    """How an answer was made: ``x_kakeya``.
+
+    Attributes:
+        kv_policy: the channel, written out.
+        engine: which decoded: kakeya, or the model's external engine.
+        fallback_from: the model's external engine, where kakeya decoded because that one cannot.
+        drafter: None for plain decoding.
+        block: tokens of a verify forward, or auto.
+        speculation: whether drafts were verified.
+        why_off: why none were; None where they were.
+        verify_rounds: forwards over a block.
+        plain_steps: forwards over one token; 0 where an external engine drafts, which does not tell.
+        drafted: None where an external engine drafts, which does not tell.
+        accepted: drafts that were confirmed, as the engine counts them.
+        acceptance_length: tokens emitted a verify round; None without one, see why_off.
+        cached_tokens: tokens of the prompt that were not computed again.
+        queue_s: until the first work on it.
+        prefill_s: from there to the first token.
+        decode_s: from the first token to the last.
+        decode_tokens_per_s: None for a single token.
+        resident_bytes: of the target's keys and values at the end.
+        drafter_resident_bytes: of what the drafter keeps of the text; 0 without one.
+        cache_classes: of the layers' caches, with their counts.
+        cache_strategy: how an external engine was given the channel's caches.
+        rounds: [block, accepted, draft_s, verify_s] of every forward after the prompt's, where asked for.
+        kept_positions: the most that a layer with a window still sees; None without such layers.
+        coded: what coded layers store; None without such layers.
+    """
+
+    model: str
+    kv_channel: str
+    kv_policy: str
+    engine: str
+    fallback_from: str | None = _omitted()
+    drafter: str | None
+    block: int | str | None
+    speculation: bool
+    why_off: str | None
+    verify_rounds: int
+    plain_steps: int
+    drafted: int | None
+    accepted: int
+    acceptance_length: float | None
+    drafter_forwards: int
+    cached_tokens: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    decode_tokens_per_s: float | None
+    resident_bytes: int
+    drafter_resident_bytes: int
+    cache_classes: dict[str, int]
+    cache_strategy: str | None = _omitted()
+    token_ids: list[int] | None = _omitted()
+    prompt_token_ids: list[int] | None = _omitted()
+    rounds: list[tuple[int, int, float, float]] | None = _omitted()
+    kept_positions: int | None = _omitted()
+    coded: CodedValues | None = _omitted()
+
+
+class TopLogprob(Reply):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ContentLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply):
+    """The answer's tokens, without the one that ended it."""
+
+    content: list[ContentLogprob]
+
+
+class TextLogprobs(Reply):
+    """The same in the form of the older endpoint."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class CalledFunction(Reply):
+    """A function and its arguments, JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallReply(Reply):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = _omitted()
+
+
+class ChatMessage(Reply):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    reasoning: str | None = _omitted()
+    tool_calls: list[ToolCallReply] | None = _omitted()
+
+
+class ChatChoice(Reply):
+    index: Literal[0] = 0
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish
+
+
+class Head(Reply):
+    """The fields that every completion object begins with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatCompletion(Head):
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    usage: Usage
+    x_kakeya: Provenance
+
+
+class Delta(Reply):
+    """What a chunk adds to the assistant's turn."""
+
+    role: Literal["assistant"] | None = _omitted()
+    content: str | None = _omitted()
+    reasoning: str | None = _omitted()
+    tool_calls: list[ToolCallReply] | None = _omitted()
+
+
+class ChunkChoice(Reply):
+    index: Literal[0] = 0
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish | None = None
+
+
+class ChatChunk(Head):
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChunkChoice]
+    usage: Usage | None = _omitted()
+    x_kakeya: Provenance | None = _omitted()
+
+
+class TextChoice(Reply):
+    index: Literal[0] = 0
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: Finish | None = None
+
+
+class TextCompletion(Head):
+    """The answer to a text completion, or a chunk of it."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[TextChoice]
+    usage: Usage | None = _omitted()
+    x_kakeya: Provenance | None = _omitted()
+
+
+class ModelReply(Reply):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["kakeya-mac"] = "kakeya-mac"
+    x_kakeya: dict[str, Any]
+
+
+class ModelList(Reply):
+    object: Literal["list"] = "list"
+    data: list[ModelReply]
+
+
+class Health(Reply):
+    status: Literal["ok", "unavailable"]
+    reason: str | None = None
+    version: str
+    active: int
+    waiting: int

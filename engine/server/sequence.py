@@ -1,0 +1,252 @@
+"""One request being decoded, an event a turn: what is asked of the engine's thread, and what it answers.
+
+A generator yields an event for each chunk of the prompt and for each round; closing it midway leaves the
+session usable. Arrays are made by the engine's thread alone, so requests and events hold none.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from mlx_lm.sample_utils import make_logits_processors
+
+from engine.cache.transaction import resident
+from engine.decode import Processor, Step
+from engine.draft_length import DraftLength
+from engine.errors import GenerationError
+from engine.external_engines.engine import ExternalEngine
+from engine.external_engines.strategies import DraftCounts
+from engine.generate import Outcome, SamplingOptions, generate_in_session
+from engine.grammar import Grammar
+from engine.registry import Channel
+from engine.sampling import Sampling
+from engine.server.schema import Drafting, UnsupportedError
+from engine.session import Session
+from engine.stops import Stops
+from engine.target.loading import LoadedTarget
+
+OUR_ENGINE = "kakeya"
+
+
+@dataclass(frozen=True)
+class DecodeRequest:
+    """What is to be decoded."""
+
+    prompt: list[int]
+    stable_prefix: int  # how many tokens probably begin the conversation's next prompt too
+    max_tokens: int
+    channel: Channel
+    drafter: Drafting = "default"
+    block: int | None = None  # tokens of a verify forward; None lets the draft length choose
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_texts: tuple[str, ...] = ()
+    logprobs: int | None = None  # alternatives to report for each token; None for no log-probabilities
+    penalties: Mapping[str, float] = field(default_factory=dict)  # by mlx-lm's names, zeros left out
+    bias: Mapping[int, float] = field(default_factory=dict)  # token ids to what is added to their logits
+    grammar: Grammar | None = None
+    owner: str = ""  # see `engine.server.sessions.SessionKey`
+
+
+@dataclass(frozen=True)
+class PrefillProgress:
+    """How many of the prompt's tokens are computed, or were cached."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class DecodeFinished:
+    """The last event of a request that is complete; see `engine.server.schema.Provenance`."""
+
+    outcome: Outcome
+    drafter: str | None
+    block: int | str | None
+    why_off: str | None
+    queue_s: float
+    cached_tokens: int = 0
+    engine: str = OUR_ENGINE
+    fallback_from: str | None = None  # the model's external engine, where it cannot decode this request
+    cache_strategy: str | None = None  # of an external engine
+    external_counts: DraftCounts | None = None  # of an external engine that drafts
+
+
+@dataclass(frozen=True)
+class DecodeFailed:
+    """The last event of a request that failed."""
+
+    error: Exception
+
+
+Event = PrefillProgress | Step | DecodeFinished | DecodeFailed
+EventCallback = Callable[[Event], None]
+
+
+def decode_in_session(
+    request: DecodeRequest,
+    target: LoadedTarget,
+    session: Session,
+    *,
+    draft_length: DraftLength,
+    chunk: int,
+    submitted: float,
+    why_off: str | None,
+    fallback_from: str | None = None,
+) -> Generator[Event]:
+    """Decode a request in a session of its target.
+
+    Args:
+        request: what to decode.
+        target: the session's.
+        session: may hold a part of the prompt already.
+        draft_length: chooses the blocks.
+        chunk: prompt positions a turn.
+        submitted: when the request came, by `perf_counter`.
+        why_off: why nothing will be drafted; None where something may be.
+        fallback_from: the external engine that cannot decode the request.
+    """
+    started = perf_counter()
+    drafter, total = session.drafter, len(request.prompt)
+    cached = done = session.resume(request.prompt)
+    yield PrefillProgress(done, total)
+    for end in (min(request.stable_prefix, total - 1), total - 1):
+        while done < end:
+            upto = min(done + chunk, end)
+            session.take_in(request.prompt[done:upto])
+            done = upto
+            yield PrefillProgress(done, total)
+        if done == request.stable_prefix:
+            session.mark()
+    sampling = SamplingOptions(
+        request.sampling, _processors(request), request.stop_texts, logprobs=request.logprobs
+    )
+    steps = generate_in_session(
+        target,
+        session,
+        request.prompt,
+        request.max_tokens,
+        sampling,
+        draft_length=draft_length,
+        prefill_chunk=chunk,
+        started=started,
+        text=False,
+    )
+    outcome = None
+    with closing(steps):
+        for step in steps:
+            outcome = step.outcome
+            yield step
+    assert outcome is not None  # noqa: S101 - the last step has one
+    if outcome.verify_rounds:
+        why_off = None
+    elif why_off is None and not outcome.rounds:
+        why_off = "the answer ended with its first token"
+    elif why_off is None:
+        why_off = "the drafter had nothing to propose, or plain steps were the faster ones here"
+    yield DecodeFinished(
+        outcome=outcome,
+        drafter=drafter.name if drafter else None,
+        block=request.block or ("auto" if drafter else None),
+        why_off=why_off,
+        queue_s=started - submitted,
+        cached_tokens=cached,
+        fallback_from=fallback_from,
+    )
+
+
+def _processors(request: DecodeRequest) -> tuple[Processor, ...]:
+    """The grammar comes last: nothing may bring back what it forbids."""
+    mlx_lm: Any = make_logits_processors
+    grammar = () if request.grammar is None else (request.grammar.processor(len(request.prompt)),)
+    return (*mlx_lm(dict(request.bias) or None, **request.penalties), *grammar)
+
+
+# --- external engines: greedy, and tokens are all they give ---------------------------------------------
+
+
+def check_external_request(engine: ExternalEngine, request: DecodeRequest) -> None:
+    """Raise UnsupportedError for a field that asks for more than greedy decoding."""
+    asked = {
+        "temperature": not request.sampling.greedy,
+        "logprobs": request.logprobs is not None,
+        "logit_bias": bool(request.bias),
+        "response_format": request.grammar is not None,
+        "block": request.block is not None,
+        "drafter": request.drafter != "default",
+    } | dict.fromkeys(request.penalties, True)
+    for name, given in asked.items():
+        if given:
+            raise UnsupportedError(name, f"{name} is not supported with the engine {engine.name}")
+
+
+def decode_externally(
+    request: DecodeRequest,
+    target: LoadedTarget,
+    engine: ExternalEngine,
+    caches: list[Any],
+    *,
+    drafter: str | None,
+    submitted: float,
+) -> Generator[Event]:
+    """Decode a request that `check_external_request` let pass, with the channel's caches in the engine.
+
+    Args:
+        request: what to decode.
+        target: the engine's.
+        engine: decodes.
+        caches: filled with the caches that the engine is given.
+        drafter: the engine's; None where it does not draft.
+        submitted: when the request came, by `perf_counter`.
+    """
+    started, policy = perf_counter(), request.channel.policy
+    first, finish, tokens = 0.0, None, list[int]()
+    stops = Stops(target.stops, request.stop_texts, target.tokenizer)
+    stops.start(request.prompt)
+    yield PrefillProgress(0, len(request.prompt))
+    counts = DraftCounts()
+    steps: Any = engine.generate(request.prompt, request.max_tokens, policy, caches=caches, counts=counts)
+    with closing(steps):
+        for token in steps:
+            first = first or perf_counter()
+            tokens.append(token)
+            full = len(tokens) == request.max_tokens
+            finish = "stop" if stops.find((token,)) is not None else "length" if full else None
+            yield Step((token,), None, finish)
+            if finish:
+                break
+    if finish is None:
+        raise GenerationError(f"the engine {engine.name} stopped before the text came to an end")
+    classes, nbytes = resident(caches)
+    outcome = Outcome(
+        tokens=tokens,
+        text="",
+        finish=finish,
+        prefill_s=first - started,
+        decode_s=perf_counter() - first,
+        rounds=[],
+        path=f"external:{engine.name}",
+        cache_classes=classes,
+        resident_bytes=nbytes,
+    )
+    yield DecodeFinished(
+        outcome=outcome,
+        drafter=drafter,
+        block=None,
+        why_off=_external_why_off(engine.name, drafter, counts, len(tokens)),
+        queue_s=started - submitted,
+        engine=engine.name,
+        external_counts=None if drafter is None else counts,
+        cache_strategy=engine.strategy_for(policy),
+    )
+
+
+def _external_why_off(engine: str, drafter: str | None, counts: DraftCounts, tokens: int) -> str | None:
+    if drafter is None:
+        return f"the engine {engine} decodes this model without a drafter"
+    if counts.rounds:
+        return None
+    if tokens == 1:
+        return "the answer ended with its first token"
+    return f"the engine {engine} reports no verify rounds"

@@ -1,0 +1,276 @@
+"""Loaded models, and sessions kept between requests, so that the next turn computes only what is new.
+
+A session belongs to a model, a KV policy, a drafter and an API key. A request gets the idle session of its
+kind that holds the most of its prompt; one that mostly holds other text is left for its own conversation, as
+long as the cache is not full. The least recently used are closed first.
+
+Used by the engine's thread alone, except for a loaded model's tokenizer and vocabulary, which the threads
+that prepare requests read.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from engine.device import fit_threads
+from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
+from engine.drafters.registry import WITH_LOOKUP, open_drafter
+from engine.errors import ConfigurationError, ModelError
+from engine.external_engines.engine import ExternalEngine, open_external_engine
+from engine.grammar import Vocabulary
+from engine.registry import Located, ModelEntry
+from engine.server.schema import FieldError, UnsupportedError
+from engine.server.sequence import DecodeRequest, check_external_request
+from engine.session import Session
+from engine.target.attention import refuse_policy
+from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
+
+logger = logging.getLogger(__name__)
+LOOKUP = "prompt-lookup"
+MOST_CHECKED = 256  # policies, because requests may spell out any number of them
+LIKENESS = 0.5  # share of a session's tokens that a prompt must begin with to take it while others fit
+
+
+@dataclass(frozen=True)
+class SessionKey:
+    """What sessions must have in common to replace one another."""
+
+    model: str
+    policy: str  # the KV policy, written out
+    drafter: str
+    owner: str = ""  # of the API key: how much of a prompt is cached would tell others what was said
+
+
+@dataclass
+class CachedSession:
+    """An open session, and the draft length that learns from all its requests."""
+
+    key: SessionKey
+    session: Session
+    draft_length: DraftLength
+    used: float = 0.0  # when its last request ended, by the caller's clock
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its keys and values, and of its drafter's."""
+        session, drafter = self.session, self.session.drafter
+        caches = sum(int(cache.nbytes) for cache in session.caches) + session.mark_nbytes
+        return caches + (drafter.nbytes if drafter is not None else 0)
+
+    def common(self, prompt: Sequence[int]) -> int:
+        """Count how many tokens at the beginning of a prompt it holds."""
+        held = self.session.tokens
+        shorter = min(len(held), len(prompt))
+        return next((i for i in range(shorter) if held[i] != prompt[i]), shorter)
+
+    def close(self) -> None:
+        """Close the session; a failure is logged and affects no other request."""
+        try:
+            self.session.close()
+        except Exception:
+            logger.exception("a session cannot be closed")
+
+
+class SessionCache:
+    """Idle sessions."""
+
+    def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
+        """Keep at most so many, so many bytes (None: any), each for so many seconds."""
+        self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
+        self._idle: list[CachedSession] = []  # the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all idle sessions."""
+        return sum(cached.nbytes for cached in self._idle)
+
+    def take(
+        self, key: SessionKey, prompt: Sequence[int], make: Callable[[], CachedSession]
+    ) -> CachedSession:
+        """Return the session that suits a prompt best, or a new one; `give_back` is due."""
+        own = [cached for cached in self._idle if cached.key == key]
+        best = max(own, key=lambda cached: cached.common(prompt), default=None)
+        if best is not None:
+            common = best.common(prompt)
+            alike = common >= LIKENESS * len(best.session.tokens) or common >= best.session.marked > 0
+            if alike or len(self._idle) >= self._most:
+                self._idle.remove(best)
+                return best
+        return make()
+
+    def give_back(self, cached: CachedSession, now: float) -> None:
+        """Keep a session whose request has ended."""
+        cached.used = now
+        self._idle.append(cached)
+        while len(self._idle) > self._most or (
+            self._most_bytes is not None and self.nbytes > self._most_bytes
+        ):
+            self._idle.pop(0).close()
+
+    def expire(self, now: float) -> None:
+        """Close sessions that were not used for long."""
+        self._close([cached for cached in self._idle if now - cached.used >= self._seconds])
+
+    def close(self, model: str | None = None) -> None:
+        """Close all, or those of one model."""
+        self._close([cached for cached in self._idle if model in {None, cached.key.model}])
+
+    def _close(self, sessions: list[CachedSession]) -> None:
+        for cached in sessions:
+            self._idle.remove(cached)
+            cached.close()
+
+
+@dataclass
+class LoadedModel:
+    """A target in memory, with its drafters."""
+
+    located: Located
+    target: LoadedTarget
+    external: ExternalEngine | None = None  # decodes it; None for our engine
+    _drafters: dict[str, LoadedDrafter | None] = field(default_factory=dict)  # by the request's word
+    _checked: set[str] = field(default_factory=set)  # KV policies that go with the model
+
+    @classmethod
+    def load(cls, located: Located) -> "LoadedModel":
+        """Load the target and its default drafter.
+
+        Raises:
+            ModelError: a folder cannot be used.
+            ConfigurationError: the external engine does not go with the model.
+        """
+        entry = located.entry
+        target = load_target(located.target, entry.dtype, entry.quantize)
+        fit_threads(target.target.hidden_size)
+        if entry.engine is not None:
+            spec = (located.drafter or "").removeprefix(WITH_LOOKUP)  # its look-ups are ours alone
+            folder = Path(spec) if spec else None
+            block = None if entry.block == "auto" else int(entry.block)
+            return cls(located, target, open_external_engine(entry.engine, target, folder, block))
+        model = cls(located, target)
+        model.drafter("default")
+        return model
+
+    @property
+    def entry(self) -> ModelEntry:
+        """The registry's entry."""
+        return self.located.entry
+
+    @property
+    def external_drafter(self) -> str | None:
+        """What the external engine drafts with, as the registry calls it; no path of this machine."""
+        source = self.entry.drafter
+        return None if source is None else Path(source.path).name if source.path else str(source)
+
+    @property
+    def block(self) -> int | None:
+        """Tokens of a verify forward where a request says nothing; None lets the draft length choose."""
+        return None if self.entry.block == "auto" or self.external else int(self.entry.block)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens, as grammars need them."""
+        return Vocabulary(self.target.tokenizer, self.target.target.vocab_size)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token; where a tokenizer leaves out blanks, a text may be longer."""
+        return max(map(len, self.target.tokenizer.get_vocab()))
+
+    @property
+    def context(self) -> int | None:
+        """Positions of prompt and answer together; None for no bound."""
+        known = [bound for bound in (self.target.context, self.entry.context) if bound is not None]
+        return min(known, default=None)
+
+    def drafter(self, word: str) -> LoadedDrafter | None:
+        """Return what drafts for a request, by its word; nothing for a model with an external engine."""
+        if self.external is not None:
+            return None
+        if word not in self._drafters:
+            spec = {"default": self.located.drafter, LOOKUP: LOOKUP}.get(word)
+            self._drafters[word] = open_drafter(spec, self.target, self.entry.dtype) if spec else None
+        return self._drafters[word]
+
+    def check(self, request: DecodeRequest) -> None:
+        """Raise FieldError for what this model cannot do."""
+        obstacle = self.obstacle(request)
+        if self.external is not None and obstacle is None:
+            check_external_request(self.external, request)
+            return
+        if self.external is not None and request.drafter == LOOKUP:
+            raise UnsupportedError("drafter", f"drafter {LOOKUP} is not supported: {obstacle}")
+        drafter, block = self.drafter(request.drafter), request.block
+        if block is not None and block > 1 and drafter is None:
+            raise FieldError(
+                "block", f"block {block} needs a drafter, and this request has none; leave block out"
+            )
+        if block is not None and drafter is not None and block > 2 * drafter.drafter.block_size:
+            most = 2 * drafter.drafter.block_size
+            raise FieldError(
+                "block", f"block {block} is more than {most}, twice what this drafter was made for"
+            )
+
+    def obstacle(self, request: DecodeRequest) -> str | None:
+        """Say why the model's external engine cannot decode a request, so that ours does; None if it can.
+
+        Raises:
+            FieldError: the KV policy does not go with the model, whichever engine decodes it.
+        """
+        policy = request.channel.policy
+        try:
+            if self.external is not None:
+                reason = self.external.obstacle(policy)
+                return (
+                    reason and f"the engine {self.external.name} cannot decode under {policy.spec}: {reason}"
+                )
+            if policy.spec not in self._checked:
+                refuse_policy(self.target.target.model, policy)
+                if len(self._checked) >= MOST_CHECKED:
+                    self._checked.clear()
+                self._checked.add(policy.spec)
+        except (ConfigurationError, ModelError) as error:
+            raise FieldError("kv_channel", str(error).removeprefix("--kv ")) from None
+        return None
+
+    def why_off(self, request: DecodeRequest) -> str | None:
+        """Say why nothing will be drafted for a request; None where something may be."""
+        if obstacle := self.obstacle(request):
+            return f"plain decoding: {obstacle}"
+        if request.drafter == "none":
+            return "the request asked for no drafter"
+        if self.drafter(request.drafter) is None:
+            return "this model has no drafter"
+        return "the request asked for a block of 1" if request.block == 1 else None
+
+    def key(self, request: DecodeRequest) -> SessionKey:
+        """Return the kind of session that a request needs."""
+        return SessionKey(self.entry.name, request.channel.policy.spec, request.drafter, request.owner)
+
+    def open_session(self, request: DecodeRequest) -> CachedSession:
+        """Open a session for a request and those that follow it."""
+        loaded = self.drafter(request.drafter)
+        drafter = loaded.drafter.twin() if loaded else None
+        headroom = 2 * drafter.block_size if drafter else 1
+        session = Session(self.target.target, drafter, headroom=headroom, policy=request.channel.policy)
+        draft_length = AdaptiveDraftLength(drafter.block_size) if drafter else FixedDraftLength(1)
+        return CachedSession(self.key(request), session, draft_length)
+
+    def draft_length(self, request: DecodeRequest, cached: CachedSession) -> DraftLength:
+        """Return the session's draft length, or a separate one for a fixed block or a seed.
+
+        With a seed the block lengths must not depend on time, or the same request would draw another text.
+        """
+        drafter = cached.session.drafter
+        if drafter is None:
+            return FixedDraftLength(1)
+        if request.block is not None:
+            return FixedDraftLength(request.block)
+        if request.sampling.seed is not None:
+            return AdaptiveDraftLength(drafter.block_size, nominal=True)
+        return cached.draft_length

@@ -1,1 +1,0 @@
-"""Requests → token ids and constraints; tokens as they come → OpenAI's objects."""
