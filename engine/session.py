@@ -51,9 +51,9 @@ class Session:
             target: the model.
             drafter: bound to ``target``; serves this session alone until it is closed.
             headroom: the largest block that will be verified.
-            caches: empty caches from `new_caches`, to look into until the session starts over.
+            caches: empty caches of the policy, to look into until the session starts over.
             compiled: run short blocks through compiled graphs where the model allows it.
-            policy: which keys and values are kept, and how; of ``caches`` too where they are given.
+            policy: which keys and values are kept, and how.
             restoration: where a restored policy gets keys and values from.
 
         Raises:

@@ -90,10 +90,6 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_config(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse a configuration mlx-lm has no model for, or that leaves sizes to be guessed.
 
-    Args:
-        path: the file, for the message.
-        config: what it holds.
-
     Raises:
         ModelError: ``model_type`` is missing or unknown, fields are missing (all are named), or a size is no
             positive whole number.
@@ -170,42 +166,25 @@ def _arguments(path: Path, config: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """One cache as the model makes it for itself.
+    """One cache as the model makes it for itself."""
 
-    Attributes:
-        kind: ``full``, ``sliding``, or ``other`` for a cache that keeps no keys and values by position.
-        values: numbers kept a position, keys and values of all KV heads together; 0 for ``other``.
-        window: positions a ``sliding`` layer sees, else None.
-    """
-
-    kind: str
-    values: int
-    window: int | None
+    kind: str  # ``full``, ``sliding``, or ``other`` for one that keeps no keys and values by position
+    values: int  # numbers kept a position, keys and values of all KV heads together; 0 for ``other``
+    window: int | None  # positions a ``sliding`` layer sees
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a report says about a model.
-
-    Attributes:
-        id: a name for people.
-        weights_sha256: digest of the weight files.
-        dtype: the floating type most parameters are in; of packed ones, that of their scales.
-        quantization: how packed matrices are packed, the commonest first; None where none is.
-        parameters: their number as if nothing were packed, all experts counted, tied tables once.
-        vocab_size: tokens a target knows; None for other models.
-        largest_block: the longest block a drafter may be asked for; None for other models.
-        cache_layers: a target's caches, in the order of its layers; None for other models.
-    """
+    """What a report says about a model."""
 
     id: str
     weights_sha256: str
-    dtype: str
-    quantization: str | None
-    parameters: int
-    vocab_size: int | None = None
-    largest_block: int | None = None
-    cache_layers: tuple[CacheLayer, ...] | None = None
+    dtype: str  # the floating type most parameters are in; of packed ones, that of their scales
+    quantization: str | None  # how packed matrices are packed, the commonest first
+    parameters: int  # as if nothing were packed, all experts counted, tied tables once
+    vocab_size: int | None = None  # of a target
+    largest_block: int | None = None  # that a drafter may be asked for
+    cache_layers: tuple[CacheLayer, ...] | None = None  # of a target, in the order of its layers
 
 
 def card_of(path: Path, files: list[Path], model: Any) -> ModelCard:
