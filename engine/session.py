@@ -92,10 +92,6 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Restore the target's layers. The caches may still be read."""
-        self._opened.close()
-
     @property
     def caches(self) -> list[Any]:
         """The caches of all layers."""
