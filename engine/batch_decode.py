@@ -88,10 +88,6 @@ def decode_together(
 
     Yields:
         The first token of each sequence when it is known, by itself; then what every sequence of a round got.
-
-    Raises:
-        PromptError, ConfigurationError: a request makes no sense, or there is none.
-        ModelError: sequences of this model cannot be decoded together.
     """
     if not requests:
         raise ConfigurationError("there is nothing to decode")

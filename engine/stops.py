@@ -13,11 +13,7 @@ class Stops:
     def __init__(
         self, tokens: Collection[int] = (), texts: Sequence[str] = (), tokenizer: Any | None = None
     ) -> None:
-        """End at any of ``tokens``, or where the generated text holds one of ``texts``.
-
-        Raises:
-            ConfigurationError: a stop string is empty, or there is no tokenizer to find it with.
-        """
+        """End at any of ``tokens``, or where the generated text holds one of ``texts``."""
         if not all(texts):
             raise ConfigurationError("a stop string must not be empty")
         if texts and tokenizer is None:
