@@ -60,7 +60,7 @@ from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2, build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.sampling import Sampler
-from engine.target.folder import ModelCard, check_depth, read_json, require_file, tensor_shapes, weight_files
+from engine.target.folder import check_depth, read_json, require_file, tensor_shapes, weight_files
 from engine.target.loading import (
     DTYPES,
     SHIPPED_TARGET,
@@ -72,7 +72,7 @@ from engine.target.loading import (
 )
 from engine.target.model import Target
 from evidence_format.claims import FEWEST_EQUAL
-from evidence_format.model import Implementation, ReportRequest
+from evidence_format.model import Implementation, Model, ReportRequest
 from evidence_format.text import text_digest
 from evidence_format.weights import file_sha256
 
@@ -586,7 +586,7 @@ def measure_parity(
     """
     switches.check()
     started, watch = now(), LoadWatch()
-    models: dict[str, ModelCard] = {}
+    models: dict[str, Model] = {}
     if switches.golden is not None:
         parity, reference = compare_all(
             switches.golden, switches.tolerance, dtype=switches.dtype or "float32"

@@ -18,8 +18,8 @@ import mlx.core as mx
 from engine.networks.projector import DrafterFeatures, Projector
 from engine.restoration.capture import Capture
 from engine.restoration.sites import Site
-from engine.target.folder import ModelCard
 from engine.target.model import Target
+from evidence_format.model import Model
 
 Pair = tuple[mx.array, mx.array]  # keys and values of one layer, [N, width] each
 Rows = list[mx.array]  # what a source keeps of N positions, [N, any width] each
@@ -31,7 +31,7 @@ class Learned:
 
     features: DrafterFeatures
     projector: Projector
-    card: ModelCard
+    card: Model
 
 
 class Source(Protocol):

@@ -7,7 +7,7 @@ is measured here. Times are not looked at: nothing tells how fast another machin
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from secrets import randbits
@@ -29,7 +29,6 @@ from engine.evaluation.report import now, stamp
 from engine.evaluation.rounding import Run, block_error
 from engine.generate import Outcome
 from engine.registry import Places
-from engine.target.folder import ModelCard
 from engine.verification.inputs import (
     EncodedPrompt,
     RunSettings,
@@ -47,7 +46,7 @@ from engine.verification.replay import (
     replay,
 )
 from engine.verification.rows import check_row, check_set, differences, finding, name_of
-from evidence_format.model import Arm, Report, ReportRequest, Sample
+from evidence_format.model import Arm, Model, Report, ReportRequest, Sample
 from evidence_format.verification import (
     Draw,
     ReplayedRow,
@@ -228,7 +227,7 @@ class _Replayer:
         self._arms_run: set[str] = set()
 
     @property
-    def cards(self) -> dict[str, ModelCard]:
+    def cards(self) -> dict[str, Model]:
         """The models that ran."""
         return {role: card for engine in self._engines.values() for role, card in cards_of(engine).items()}
 
@@ -269,10 +268,8 @@ class _Replayer:
         cards = self.cards
         for role, model in self._report.environment.models.items():
             if role in cards:
-                card = asdict(cards[role])
-                yield from differences(
-                    role, "models", model.model_dump(include=CARD), {name: card[name] for name in CARD}
-                )
+                own = cards[role].model_dump(include=CARD)
+                yield from differences(role, "models", model.model_dump(include=CARD), own)
         settings = self._settings
         stop_texts = settings.stop or () if settings.command == "generate" else ()
         for arm in self._report.arms:
