@@ -122,7 +122,7 @@ def replay(
 
 
 def _forward(session: Session, fed: Sequence[int], kept: int) -> mx.array:
-    """Logits [N, V] of the tokens fed, of which the first are kept."""
+    """Logits [N, V] of the tokens fed; the first ones are kept."""
     carried = session.carried
     session.transaction.begin(len(carried) + len(fed))
     logits, rows = session.forward(mx.array([[*carried, *fed]], mx.int32))

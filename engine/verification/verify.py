@@ -79,7 +79,7 @@ ArmRow = tuple[Arm, Sample]
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What the command line can set about a replay; a `seed` of None is taken from the system."""
+    """What the command line can set about a replay; a `seed` of None is drawn by the system."""
 
     sample: int
     seed: int | None
@@ -284,7 +284,7 @@ class _Replayer:
         return self._emptied if arm.control == NO_NEEDLE else self._prompts
 
     def _engine_of(self, arm: Arm) -> Engine:
-        """The engine under an arm's policy; at block 1 without its drafter, so without room for blocks."""
+        """The engine under an arm's policy; at block 1 without its drafter, so without space for blocks."""
         policy = parse_policy(arm.system.kv)
         if policy.spec not in self._engines:
             native = replace(self._engine, policy=NATIVE, restoration=None)
@@ -418,7 +418,7 @@ class _Replayer:
         """The caches are those that the row names, and hold as much."""
         said = row.sample
         if RaggedKV.__name__ in said.cache.classes or self._settings.command == "eval server":
-            return  # merged caches, of which a row states its share
+            return  # a row states its share of merged caches
         reported: dict[str, Any] = {
             "caches": said.cache.classes,
             "kept_positions": said.kept_positions,

@@ -1,4 +1,4 @@
-"""The server beside plain decoding: a good one is accepted, a fault is found by the check it belongs to."""
+"""The server against plain decoding: a good one is accepted, a fault is found by the check it belongs to."""
 
 from __future__ import annotations
 
