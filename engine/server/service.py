@@ -298,8 +298,6 @@ class CompletionResponse(Response):
             async with self._service.job(self._request, self._record) as (builder, events):
                 answer = self._stream if self._request.stream else self._whole
                 await answer(send, builder, events)
-        except Refusal as refusal:
-            await self._refuse(send, refusal)
         except EngineError as error:
             await self._refuse(send, refusal_of(error))
         except TimeoutError:  # the client accepts nothing
