@@ -179,6 +179,7 @@ class ResponseBuilder(ABC):
             decode_s=round(outcome.decode_s, 6),
             decode_tokens_per_s=speed,
             resident_bytes=outcome.resident_bytes,
+            drafter_resident_bytes=outcome.drafter_resident_bytes,
             cache_classes=dict(outcome.cache_classes),
             cache_strategy=ended.cache_strategy,
             token_ids=self.tokens if wants_tokens else None,

@@ -471,7 +471,8 @@ class Provenance(Reply):
         prefill_s: from there to the first token.
         decode_s: from the first token to the last.
         decode_tokens_per_s: None for a single token.
-        resident_bytes: of keys and values at the end.
+        resident_bytes: of the target's keys and values at the end.
+        drafter_resident_bytes: of what the drafter keeps of the text; 0 without one.
         cache_classes: of the layers' caches, with their counts.
         cache_strategy: how an external engine was given the channel's caches.
         rounds: [block, accepted, draft_s, verify_s] of every forward after the prompt's, where asked for.
@@ -500,6 +501,7 @@ class Provenance(Reply):
     decode_s: float
     decode_tokens_per_s: float | None
     resident_bytes: int
+    drafter_resident_bytes: int
     cache_classes: dict[str, int]
     cache_strategy: str | None = _omitted()
     token_ids: list[int] | None = _omitted()

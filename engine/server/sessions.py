@@ -18,7 +18,7 @@ from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
 from engine.errors import ConfigurationError, ModelError
-from engine.external_engines.engine import ExternalEngine, open_guest
+from engine.external_engines.engine import ExternalEngine, open_external_engine
 from engine.grammar import Vocabulary
 from engine.registry import Located, ModelEntry
 from engine.server.schema import invalid, unsupported
@@ -151,7 +151,7 @@ class LoadedModel:
             spec = (located.drafter or "").removeprefix(WITH_LOOKUP)  # its look-ups are ours alone
             folder = Path(spec) if spec else None
             block = None if entry.block == "auto" else int(entry.block)
-            return cls(located, target, open_guest(entry.engine, target, folder, block))
+            return cls(located, target, open_external_engine(entry.engine, target, folder, block))
         model = cls(located, target)
         model.drafter("default")
         return model
