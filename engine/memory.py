@@ -35,7 +35,7 @@ from engine.drafters.base import refuse_mismatch
 from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import WITH_LOOKUP, refuse_drafter_policy, resolve_spec, split_policy
+from engine.drafters.registry import DrafterSpec, read_spec
 from engine.errors import ConfigurationError, InputError, ModelError
 from engine.networks.dflash import Context
 from engine.networks.dflash2 import build_network
@@ -460,24 +460,17 @@ def open_unloaded_drafter(
         ModelError: the folder cannot be used.
         DrafterMismatchError: it was made for a target of another shape.
     """
-    spec, policy = split_policy(spec, policy)
-    if spec.startswith(WITH_LOOKUP):
-        if not (rest := spec.removeprefix(WITH_LOOKUP)):
-            raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
-        lookups = _prompt_lookup(str(PromptLookup.default_shortest))
-        inner = open_unloaded_drafter(rest, target, dtype, policy)
-        return inner._replace(state=lambda *run: inner.state(*run) + lookups.state(*run))
-    kind, argument = resolve_spec(spec)
-    if kind in (PromptLookup.name, MaskedDiffusion.name):
-        refuse_drafter_policy(policy, kind)
-        if kind == PromptLookup.name:
-            return _prompt_lookup(argument)
-        return _masked_diffusion(argument, target, dtype)
-    opener = _autoregressive if kind == Autoregressive.name else _dflash
-    return opener(Path(argument), target, dtype, policy)
+    asked = read_spec(spec, policy)
+    opener: Callable[..., UnloadedDrafter] = OPENERS.get(asked.kind, _dflash)
+    inner = opener(asked, target, dtype)
+    if not asked.lookups:
+        return inner
+    lookups = _prompt_lookup(replace(asked, argument=str(PromptLookup.default_shortest)), target, dtype)
+    return inner._replace(state=lambda *run: inner.state(*run) + lookups.state(*run))
 
 
-def _prompt_lookup(shortest: str) -> UnloadedDrafter:
+def _prompt_lookup(asked: DrafterSpec, _: Unloaded, __: str | None) -> UnloadedDrafter:
+    shortest = asked.argument
     if not (shortest.isascii() and shortest.isdigit()):
         raise ConfigurationError(f"--drafter prompt-lookup:{shortest}: the shortest match must be a number")
 
@@ -490,18 +483,19 @@ def _prompt_lookup(shortest: str) -> UnloadedDrafter:
     return UnloadedDrafter(PromptLookup(int(shortest)).block_size, 0, state)
 
 
-def _dflash(folder: Path, target: Unloaded, dtype: str | None, policy: KVPolicy) -> UnloadedDrafter:
+def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder = Path(asked.argument)
     raw = read_json(folder / "config.json")
     network = opened(folder, "config.json", lambda: build_network(DFlashConfig.from_dict(raw)))
     _pack(folder / "config.json", network, raw.get("quantization"))
     cast_weights(network, _stored(folder, dtype))
-    BlockDrafter(network, policy).bind(target.target)
+    BlockDrafter(network, asked.policy).bind(target.target)
     config, hidden_states = network.config, DTYPES[target.dtype]
     width = len(config.target_layer_ids) * config.hidden_size
 
     def state(observed: Sequence[int], block: int) -> int:
         """The network's context, as `BlockDrafter` extends it."""
-        context, waiting = Context(config, policy), 0
+        context, waiting = Context(config, asked.policy), 0
         for count in observed:
             waiting += count
             if waiting >= BlockDrafter.absorb_at:
@@ -517,10 +511,10 @@ def _dflash(folder: Path, target: Unloaded, dtype: str | None, policy: KVPolicy)
     return UnloadedDrafter(config.block_size, _nbytes(network, {}), state)
 
 
-def _autoregressive(folder: Path, target: Unloaded, dtype: str | None, policy: KVPolicy) -> UnloadedDrafter:
-    small = open_unloaded(folder, dtype)
+def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    small = open_unloaded(Path(asked.argument), dtype)
     refuse_mismatch("vocabulary", small.target.vocab_size, target.target.vocab_size)
-    refuse_policy(small.target.model, policy, "--drafter-kv")
+    refuse_policy(small.target.model, asked.policy, "--drafter-kv")
     model, size = small.target.model, Autoregressive(small.target).block_size
 
     def state(observed: Sequence[int], block: int) -> int:
@@ -532,7 +526,7 @@ def _autoregressive(folder: Path, target: Unloaded, dtype: str | None, policy: K
             counts.append(min(CHUNK, unseen))
             unseen -= counts[-1]
         counts += [unseen + 1, *[1] * (min(block - 1, 2 * size - 1) - 1)]
-        caches = new_caches(model, UNSEEN + 2 * size, policy)
+        caches = new_caches(model, UNSEEN + 2 * size, asked.policy)
         for cache, template in zip(caches, written_by(model), strict=True):
             for count in counts:
                 feed(cache, template, count)
@@ -541,10 +535,10 @@ def _autoregressive(folder: Path, target: Unloaded, dtype: str | None, policy: K
     return UnloadedDrafter(size, small.weights, state)
 
 
-def _masked_diffusion(argument: str, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder, asked = split_spec(argument)
+def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder, given = split_spec(asked.argument)
     config = read_json(folder / "config.json")
-    settings = settings_of(folder / "config.json", config) | asked
+    settings = settings_of(folder / "config.json", config) | given
     mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
 
     def built() -> Any:
@@ -575,6 +569,14 @@ def _stored(folder: Path, dtype: str | None) -> mx.Dtype:
             if mx.issubdtype(value.dtype, mx.floating):
                 return value.dtype
     return mx.bfloat16
+
+
+OPENERS = {
+    PromptLookup.name: _prompt_lookup,
+    Autoregressive.name: _autoregressive,
+    MaskedDiffusion.name: _masked_diffusion,
+}
+"""What builds the kinds of drafters that are no DFlash network."""
 
 
 # --- the prediction ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from engine.cache.transaction import members_of, new_caches
 from engine.config import Options, parse_block
 from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import WITH_LOOKUP, resolve_spec, split_policy
+from engine.drafters.registry import WITH_LOOKUP, read_spec
 from engine.errors import (
     ConfigurationError,
     DrafterMismatchError,
@@ -657,12 +657,12 @@ def drafter_facts(spec: str) -> DrafterFacts | None:
         ModelError: its folder or configuration cannot be used.
         ConfigurationError: the settings behind its folder make no sense.
     """
-    kind, argument = resolve_spec(split_policy(spec)[0].removeprefix(WITH_LOOKUP))
-    if kind == PromptLookup.name:
+    asked = read_spec(spec)
+    if asked.kind == PromptLookup.name:
         return None
-    folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
+    folder = split_spec(asked.argument)[0] if asked.kind == MaskedDiffusion.name else Path(asked.argument)
     config = read_json(folder / "config.json")
-    if kind not in ("dflash", "dflash2"):
+    if asked.kind not in ("dflash", "dflash2"):
         size = text_part(config).get("vocab_size")
         return DrafterFacts(vocab_size=size if type(size) is int else None)
     read = DFlashConfig.from_dict(config)

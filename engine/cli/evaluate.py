@@ -1,6 +1,8 @@
 """``kakeya_engine eval``: measurements that end in an evidence report and one JSON line."""
 
-from dataclasses import replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +11,25 @@ import click
 from engine.cli.evaluate_server import server
 from engine.cli.evaluation_options import (
     chat_options,
+    claim_option,
     haystack_options,
     journal_options,
-    keeping,
+    max_tokens_option,
+    option,
     seed_of,
     seed_option,
     set_options,
     take_chat,
     take_haystack,
-    take_journals,
+    take_journal,
 )
-from engine.cli.finish import finish
-from engine.cli.options import engine_options, report_options, take_engine, take_request
-from engine.cli.shootout import kv, quality
+from engine.cli.options import F, engine_options, report_options, take_engine, take_request, with_options
+from engine.cli.reports import store
+
+
+def common_options(command: F) -> F:
+    """The options that every evaluation of models has."""
+    return with_options(command, chat_options, journal_options, engine_options, report_options)
 
 
 @click.group("eval", context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,32 +37,93 @@ def command() -> None:
     """Measure the engine; each command writes one evidence report and ends with one JSON line."""
 
 
+@dataclass(frozen=True)
+class _Call:
+    """What every evaluation takes from its options, removed from ``values``."""
+
+    request: Any
+    options: Any
+    chat: Any
+    journal: Any
+    runtime: Any
+    report_path: Path | None
+    as_json: bool
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> "_Call":
+        as_json, path = values.pop("as_json"), values.pop("report_path")
+        request, options, chat = take_request(values), take_engine(values), take_chat(values)
+        journal = take_journal(values, path)
+        from engine.device import prepare
+
+        return cls(request, options, chat, journal, prepare(), path, as_json)
+
+    def run(
+        self,
+        measure: Callable[..., Any],
+        tables: Sequence[Callable[[dict[str, Any]], None]],
+        more: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
+    ) -> None:
+        """Measure, write the report, delete the journal, show tables, end with the JSON line.
+
+        ``measure`` gets the keywords that all evaluations have; ``more`` adds to the JSON line.
+        """
+        from engine.cli.progress import shown_progress
+        from engine.cli.tables import figures
+
+        try:
+            with shown_progress() as progress:
+                report = measure(progress=progress, request=self.request, journal=self.journal)
+            stored, document = store(report, self.report_path), report.document
+            self.journal.remove()
+            added = {name: figure(document) for name, figure in (more or {}).items()}
+            line = figures(document) | added | {"report": str(stored)}
+            for table in () if self.as_json else tables:
+                table(document)
+            click.echo(json.dumps(line))
+        except BaseException:
+            if self.journal.close():
+                click.echo(
+                    f"kakeya_engine: finished rows are kept in {self.journal.path}; "
+                    "the same command goes on from there",
+                    err=True,
+                )
+            raise
+
+    def run_set(self, measure: Callable[..., Any], switches: Any, *shown: Any) -> None:
+        """The same for an evaluation over a set of prompts."""
+        from engine.config import open_engine
+        from engine.evaluation.prompts import load_prompts
+
+        switches.check()
+        prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
+
+        def measured(**context: Any) -> Any:
+            return measure(open_engine(self.options), prompts, switches, self.runtime, **context)
+
+        self.run(measured, *shown)
+
+
 @command.command("throughput")
 @set_options
-@click.option(
-    "--claim",
-    type=click.Choice(["auto", "speedup", "no-slowdown", "identity", "none"]),
-    default="auto",
-    show_default=True,
-    help="What to claim beside identical output; auto: a speed-up where blocks are cheap.",
+@claim_option(
+    "What to claim beside identical output; auto: a speed-up where blocks are cheap.",
+    *("speedup", "no-slowdown", "identity"),
 )
-@click.option("--min-speedup", type=float, default=1.0, show_default=True, help="Speed-up to claim.")
-@click.option(
+@option("--min-speedup", "Speed-up to claim.", 1.0)
+@option(
     "--min-stops",
+    "Also claim that this share of the texts, 0.5 to 1, ends at a stop token.",
     type=float,
     metavar="SHARE",
-    help="Also claim that this share of the texts, 0.5 to 1, ends at a stop token.",
 )
 @click.option(
     "--ignore-stops",
     is_flag=True,
     help="Add an arm that decodes past stop tokens up to --max-tokens (forced over-generation), to compare.",
 )
-@chat_options
-@journal_options
-@engine_options
-@report_options
-def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
+@common_options
+def throughput(**values: Any) -> None:
     """Speculative against plain decoding of the same prompts, interleaved.
 
     \b
@@ -64,62 +133,35 @@ def throughput(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine eval throughput --prompts chat --max-tokens 384 --min-stops 0.9 --ignore-stops
       kakeya_engine eval throughput --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
-    request, options, chat = take_request(values), take_engine(values), take_chat(values)
-    journals = take_journals(values, report_path)
-
-    from engine.device import prepare
-
-    runtime = prepare()
-    from engine.cli.progress import shown_progress
+    call = _Call.of(values)
     from engine.cli.tables import throughput_table
-    from engine.config import open_engine
-    from engine.evaluation.prompts import load_prompts
     from engine.evaluation.throughput import Switches, measure_throughput
 
-    switches = Switches(**values, chat=chat)
-    switches.check()
-    prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
-    with keeping(journals):
-        with shown_progress() as progress:
-            engine = open_engine(options)
-            report = measure_throughput(
-                engine, prompts, switches, runtime, progress=progress, request=request, journals=journals
-            )
-        finish(report, report_path, as_json, throughput_table, journals)
+    call.run_set(measure_throughput, Switches(**values, chat=call.chat), [throughput_table])
 
 
 @command.command("recall")
-@click.option(
+@option(
     "--prompts",
-    default="retrieval",
-    show_default=True,
-    help="The shipped set, a FILE.jsonl with needles, or generated, which takes the shipped set's place "
+    "The shipped set, a FILE.jsonl with needles, or generated, which takes the shipped set's place "
     "with --chat and --kv restored.",
+    "retrieval",
 )
-@click.option("--limit", type=int, default=None, help="At most so many prompts [default: all].")
-@click.option("--max-tokens", type=int, default=16, show_default=True, help="Tokens to generate a prompt.")
+@option("--limit", "At most so many prompts [default: all].", type=int)
+@max_tokens_option(16)
 @seed_option("Of generated prompts; of others their order, 0 as in the file")
-@click.option(
-    "--claim",
-    type=click.Choice(["auto", "parity", "none"]),
-    default="auto",
-    show_default=True,
-    help="Claim that nothing is lost beside the oracle; auto: where --kv is native or sliding-bounded.",
+@claim_option(
+    "Claim that nothing is lost beside the oracle; auto: where --kv is native or sliding-bounded.", "parity"
 )
-@click.option("--min-recall", type=float, default=None, help="Also claim this recall.")
-@click.option(
-    "--batch",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Decode so many prompts together (not the oracle's).",
+@option("--min-recall", "Also claim this recall.", type=float)
+@option("--batch", "Decode so many prompts together (not the oracle's).", 1)
+@haystack_options(
+    "Make prompts of so many tokens up [default: 440].",
+    "… with the needle at these shares of the haystack [default: 0,0.25,0.5,0.75,1].",
+    "… so many at each depth [default: 4].",
 )
-@haystack_options
-@chat_options
-@journal_options
-@engine_options
-@report_options
-def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
+@common_options
+def recall(**values: Any) -> None:
     """Needle in a haystack, with the plain model as oracle and prompts without the needle as control.
 
     \b
@@ -131,51 +173,132 @@ def recall(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine eval recall --chat --thinking off --model ~/models/qwen3-4b
       kakeya_engine eval recall --kv sink-window:4,64 --context 480
     """  # noqa: D301 - click wants the character itself
-    request, options = take_request(values), take_engine(values)
-    chat, haystack, seed = take_chat(values), take_haystack(values), values.pop("seed")
-    journals = take_journals(values, report_path)
-
-    from engine.device import prepare
-
-    runtime = prepare()
-    from engine.cli.progress import shown_progress
-    from engine.cli.tables import depth_table, recall_table
+    call, asked, seed = _Call.of(values), take_haystack(values), values.pop("seed")
+    from engine.cli.tables import depth_figures, depth_table, recall_table
     from engine.config import open_engine
     from engine.evaluation.haystack import GENERATED, retrieval_prompts
-    from engine.evaluation.recall import RecallSwitches, measure_recall, reach, recall_by_depth
+    from engine.evaluation.recall import RecallSwitches, measure_recall, reach
 
-    switches = RecallSwitches(**values, chat=chat, haystack=haystack)
+    given = RecallSwitches(**values, chat=call.chat, haystack=asked)
+    given.check()
+
+    def measure(**context: Any) -> Any:
+        engine = open_engine(call.options)
+        beyond = reach(engine.policy)
+        haystack = asked.filled(given.prompts, unfit=call.chat.chat or beyond > 0)
+        drawn = seed_of(seed, call.request if haystack.wanted else None)
+        switches = replace(given, haystack=haystack, seed=drawn)
+        prompts = retrieval_prompts(
+            switches.prompts,
+            haystack,
+            engine.target.tokenizer,
+            limit=switches.limit,
+            seed=drawn,
+            switches=call.chat,
+            beyond=beyond,
+        )
+        if haystack.wanted:  # also where the shipped set was asked for and does not fit
+            switches = replace(switches, prompts=GENERATED)
+        return measure_recall(engine, prompts, switches, call.runtime, **context)
+
+    call.run(measure, [recall_table, depth_table], {"recall_by_depth": depth_figures})
+
+
+@command.command("kv")
+@option(
+    "--policies",
+    "What --kv takes, several of them [default: every kind, most in several variants, a pair at "
+    "equal stored bits].",
+    metavar="'SPEC SPEC …'",
+)
+@haystack_options(
+    "Tokens of a retrieval prompt [default: 440].",
+    "Shares of the haystack before the needle [default: 0,0.2,0.4,0.6,0.8].",
+    "Retrieval prompts at each depth [default: 4].",
+)
+@seed_option("Of the retrieval prompts")
+@option("--answer-tokens", "Tokens to generate for one of them.", 16)
+@option(
+    "--speed-prompts",
+    "A set or a FILE.jsonl without needles, for drafts and speed; none to leave it out.",
+    "code",
+)
+@option("--speed-limit", "At most so many of them.", 8)
+@max_tokens_option(64, "Tokens to generate for one of them.")
+@option(
+    "--claim-parity",
+    "Claim that this policy recalls what the oracle recalls (several times; with --speed-prompts none).",
+    multiple=True,
+    metavar="SPEC",
+)
+@option(
+    "--claim-bytes",
+    "Claim that this policy's caches hold at most so many bytes (several times).",
+    multiple=True,
+    metavar="SPEC=BYTES",
+)
+@common_options
+def kv(**values: Any) -> None:
+    """Shoot-out of KV policies: stored bits, memory, distortion, recall, acceptance and speed.
+
+    Every policy runs the same prompts in turn. Blocks are of one length (auto: 8), and the shipped target is
+    drafted for by the shipped drafter alone, without look-ups.
+
+    \b
+    Examples:
+      kakeya_engine eval kv --report kv.json
+      kakeya_engine eval kv --policies 'affine:4,64 rotated:4,64 lattice-packed:e8,4@all'
+      kakeya_engine eval kv --policies restored:learned --speed-prompts none --per-depth 8
+      kakeya_engine eval kv --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --context 4000
+    """  # noqa: D301 - click wants the character itself
+    call, haystack, policies = _Call.of(values), take_haystack(values), values.pop("policies")
+    seed = seed_of(values.pop("seed"), call.request)
+    from engine.cli.tables import depth_figures, depth_table, kv_figures, kv_table
+    from engine.evaluation.kv import DEPTHS, POLICIES, KVSwitches, measure_kv, open_shootout, settled
+
+    switches = KVSwitches(
+        policies=POLICIES if policies is None else tuple(policies.split()),
+        haystack=haystack.with_defaults(depths=DEPTHS),
+        seed=seed,
+        chat=call.chat,
+        **values,
+    )
     switches.check()
-    with keeping(journals):
-        with shown_progress() as progress:
-            engine = open_engine(options)
-            beyond = reach(engine.policy)
-            haystack = haystack.filled(switches.prompts, unfit=chat.chat or beyond > 0)
-            seed = seed_of(seed, request if haystack.wanted else None)
-            switches = replace(switches, haystack=haystack, seed=seed)
-            prompts = retrieval_prompts(
-                switches.prompts,
-                haystack,
-                engine.target.tokenizer,
-                limit=switches.limit,
-                seed=switches.seed,
-                switches=chat,
-                beyond=beyond,
-            )
-            if haystack.wanted:  # the shipped set may have been asked for where it does not do
-                switches = replace(switches, prompts=GENERATED)
-            report = measure_recall(
-                engine, prompts, switches, runtime, progress=progress, request=request, journals=journals
-            )
-        depths = {arm["name"]: recall_by_depth(arm["samples"]) for arm in report.document["arms"]}
+    options = settled(call.options)
 
-        def tables(document: dict[str, Any]) -> None:
-            recall_table(document)
-            depth_table(depths)
+    def measure(**context: Any) -> Any:
+        return measure_kv(open_shootout(options), switches, call.runtime, **context)
 
-        finish(report, report_path, as_json, tables, journals, recall_by_depth=depths)
+    more = {"policies": kv_figures, "recall_by_depth": depth_figures}
+    call.run(measure, [depth_table, kv_table], more)
 
 
-command.add_command(kv)
-command.add_command(quality)
+@command.command("quality")
+@set_options
+@claim_option(
+    "Identical output but for rounding ties, or a share of equal outputs; auto: identity where --kv is "
+    "native.",
+    *("identity", "match"),
+)
+@option("--min-match", "With --claim match: the share to claim.", type=float, metavar="X")
+@common_options
+def quality(**values: Any) -> None:
+    """Exact match of our output with plain decoding's, and a look out for runaway repetition.
+
+    \b
+    Examples:
+      kakeya_engine eval quality --report quality.json
+      kakeya_engine eval quality --kv affine:4,64 --claim match --min-match 0.5
+      kakeya_engine eval quality --kv sink-window:4,1024 --claim identity
+      kakeya_engine eval quality --prompts chat --drafter prompt-lookup --json
+    """  # noqa: D301 - click wants the character itself
+    call = _Call.of(values)
+    from engine.cli.tables import quality_table
+    from engine.evaluation.quality import QualitySwitches, matches_by_set, measure_quality
+
+    switches = QualitySwitches(**values, chat=call.chat)
+    more = {"identical_by_set": matches_by_set}
+    call.run_set(measure_quality, switches, [quality_table], more)
+
+
 command.add_command(server)

@@ -65,9 +65,8 @@ def server(as_json: bool, report_path: Path | None, **values: Any) -> None:
     from engine.cli.tables import checks_table, figures, quality_table
     from engine.evaluation.prompts import load_prompts
     from engine.evaluation.quality import matches_by_set
-    from engine.evaluation.server import ChecksFailed, measure_server
-    from engine.evaluation.server_switches import ServerSwitches
-    from engine.evaluation.templates import ChatSwitches
+    from engine.evaluation.server import ChecksFailed, ServerSwitches, measure_server
+    from engine.generate import ChatSwitches
     from engine.registry import Places
     from engine.server.serve import model_finder
 
@@ -92,19 +91,19 @@ def server(as_json: bool, report_path: Path | None, **values: Any) -> None:
     checks: dict[str, str | None] = dict.fromkeys(report.document["configuration"]["checks"].split())
     if not as_json:
         checks_table(checks)
-        quality_table(report.document, sets)
+        quality_table(report.document)
     more = {"checks": checks, "identical_by_set": sets, "report": str(stored)}
     click.echo(json.dumps(figures(report.document) | more))
 
 
 def _offer(values: dict[str, Any]) -> Any:
-    """`engine.evaluation.server_switches.Offer` from the switches that name a model, which are taken out.
+    """`engine.evaluation.server.Offer` from the switches that name a model, which are taken out.
 
     Raises:
         ConfigurationError: a registry or a folder cannot be served.
         click.UsageError: they contradict each other.
     """
-    from engine.evaluation.server_switches import Offer
+    from engine.evaluation.server import Offer
     from engine.registry import Registry
 
     registry, model_id, channel = values.pop("registry"), values.pop("model_id"), values.pop("channel")

@@ -87,11 +87,13 @@ def command(
     switches = GenerateSwitches(**values)
     switches.check()
     engine = open_engine(options)
-    report = None
+    evaluation = None
     if report_path is not None or request is not None:
-        from engine.evaluation.generation import GenerationReport
+        from engine.evaluation.measure import Evaluation
 
-        report = GenerationReport(engine, runtime, switches, request)
+        evaluation = Evaluation(
+            "throughput", "generate", engine, switches, runtime, request=request, resumable=False
+        )
     target = engine.target
     content = [("user", text)] if chat else text
     tokens = encode(content, target.tokenizer, target.target.vocab_size, target.context)
@@ -104,8 +106,8 @@ def command(
         click.echo()
     if step.outcome is None:
         raise GenerationError("the text did not come to an end")
-    path = report and store(
-        report.build(content, tokens, step.outcome), Path(report_path) if report_path else None
+    path = evaluation and store(
+        evaluation.report_row(content, tokens, step.outcome), Path(report_path) if report_path else None
     )
     if text_only:
         return

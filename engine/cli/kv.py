@@ -40,14 +40,13 @@ def codec(golden: Path, as_json: bool) -> None:
     from engine.device import prepare
 
     prepare()
-    from engine.evaluation.codec import compare_codec
+    from engine.evaluation.codec import codec_document, compare_codec
 
-    comparison = compare_codec(golden)
-    document = comparison.document()
+    document = codec_document(compare_codec(golden))
     if not as_json:
         _table(document)
     click.echo(json.dumps(document, allow_nan=False))
-    if not comparison.passed:
+    if not document["passed"]:
         failed = sum(not entry["passed"] for entry in document["entries"])
         raise EngineError(f"{failed} of {len(document['entries'])} entries differ from the reference")
 

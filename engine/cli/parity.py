@@ -75,7 +75,7 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
 
     runtime = prepare()
     from engine.cli.progress import shown_progress
-    from engine.evaluation.parity_evidence import ParitySwitches, measure_parity
+    from engine.evaluation.parity import ParitySwitches, measure_parity
 
     switches = ParitySwitches(**values)
     with shown_progress() as progress:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from engine.evaluation.interleave import Progress
+from engine.evaluation.measure import Progress
 
 EVERY_S = 0.5
 

@@ -1,7 +1,7 @@
 """Where an evidence report goes: the file that was asked for, or a new one among the last reports.
 
-Reports nobody named lie in ``reports`` below the state folder (``KAKEYA_STATE``, else the platform's usual
-place); the newest `KEPT` stay.
+Reports without a given file are in ``reports`` of the state folder (``KAKEYA_STATE``, else the platform's
+usual place); the newest `KEPT` stay.
 """
 
 import os
@@ -18,11 +18,7 @@ KEPT = 200
 
 
 def store(report: "Report", given: Path | None) -> Path:
-    """Write the report whole or not at all; where it lies.
-
-    Raises:
-        EngineError: it cannot be written.
-    """
+    """Write the report whole or not at all, and return its path."""
     if given is not None:
         report.write(given)
         return given
@@ -37,7 +33,7 @@ def store(report: "Report", given: Path | None) -> Path:
 
 
 def state_folder() -> Path:
-    """Where the engine keeps what nobody named."""
+    """Where the engine keeps files without a given path."""
     if given := os.environ.get("KAKEYA_STATE"):
         return Path(given).expanduser().absolute()
     if sys.platform == "darwin":

@@ -1,24 +1,69 @@
 """Reports rendered for people, and the figures of the closing JSON lines."""
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from engine.evaluation.system_load import Load
+from engine.evaluation.environment import busy
+from engine.evaluation.quality import matches_by_set
+from engine.evaluation.recall import recall_by_depth
+from evidence_format.claims import SPEED_CLAIMS
+from evidence_format.model import OtherLoad, quotient
 
 Document = dict[str, Any]
-SPEED_CLAIMS = ("speedup", "no_slowdown")
+THROUGHPUT = {
+    "tok/s decode": "decode_tokens_per_s:.1f",
+    "tok/s end to end": "end_to_end_tokens_per_s:.1f",
+    "acceptance length": "acceptance_length:.2f",
+    "resident KV bytes": "max_resident_bytes:,",
+}
+KV = {
+    "bits": "stored_bits_per_value:.2f",
+    "KV bytes": "max_resident_bytes:,",
+    "key err": "key_distortion:.2g",
+    "val err": "value_distortion:.2g",
+    "recall": "recall:.3f",
+    "accept": "acceptance_length:.2f",
+    "speed": "decode_relative_to_native:.2f",
+}
 KV_NOTES = """\
 bits: stored a value where the policy applies; KV bytes: most that was resident;
 key err, val err: relative squared error of what the next query sees, evicted
 positions lost; accept: tokens emitted per verify, the target's own included;
 speed: decoding relative to native, not claimed; *: control; =: holds what
 native caches hold, so on this model the policy changes nothing"""
+KV_FIGURES = (*(column.partition(":")[0] for column in list(KV.values())[:-1]), "runaway_samples")
 SHOWN = 20  # findings of a verification
 BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
+
+
+def _print(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
+    """Print a table; a column whose name begins with ``<`` is aligned left."""
+    table = Table(title=title, title_justify="left", **style)
+    for name in columns:
+        table.add_column(
+            name.lstrip("<"), justify="left" if name.startswith("<") else "right", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _line(text: str) -> None:
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cell(value: Any, form: str = "") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _cells(row: Document, columns: Iterable[str]) -> list[str]:
+    """Values of a row as texts; a column is written ``name:format``."""
+    return [_cell(row[name], form) for name, _, form in (column.partition(":") for column in columns)]
 
 
 def figures(document: Document) -> Document:
@@ -36,76 +81,60 @@ def figures(document: Document) -> Document:
 
 
 def throughput_table(document: Document) -> None:
-    """Arms side by side, and the comparison."""
-    table = Table(title="throughput", title_justify="left")
-    for column in ("arm", "tok/s decode", "tok/s end to end", "acceptance length", "resident KV bytes"):
-        table.add_column(column, justify="left" if column == "arm" else "right")
-    for name, arm in document["summary"]["arms"].items():
-        table.add_row(
-            name,
-            _number(arm["decode_tokens_per_s"], 1),
-            _number(arm["end_to_end_tokens_per_s"], 1),
-            _number(arm["acceptance_length"], 2),
-            f"{arm['max_resident_bytes']:,}",
-        )
-    console = Console()
-    console.print(table)
+    """Arms with their speeds, and the comparison."""
+    arms = document["summary"]["arms"]
+    rows = ([name, *_cells(arm, THROUGHPUT.values())] for name, arm in arms.items())
+    _print("throughput", ("<arm", *THROUGHPUT), rows)
     claimed = {claim.get("arm") for claim in document["claims"] if claim["name"] in SPEED_CLAIMS}
     for row in document["summary"]["comparisons"]:
-        decode = f"decode {_number(row['decode_ratio'], 2)}x"
-        others = (
-            f"median {_number(row['median_decode_ratio'], 2)}x, "
-            f"end to end {_number(row['end_to_end_ratio'], 2)}x"
-        )
-        ratios = f"{decode}; not claimed: {others}"
-        if row["arm"] not in claimed:
-            ratios = f"not claimed: {decode}, {others}"
-        console.print(
-            f"{row['arm']} / {row['baseline']}: identical {row['identical_samples']}/"
-            f"{row['compared_samples']}; {ratios}",
-            soft_wrap=True,
-        )
+        ratios = _cells(row, ("decode_ratio:.2f", "median_decode_ratio:.2f", "end_to_end_ratio:.2f"))
+        decode, others = f"decode {ratios[0]}x", f"median {ratios[1]}x, end to end {ratios[2]}x"
+        is_claimed = row["arm"] in claimed
+        speeds = f"{decode}; not claimed: {others}" if is_claimed else f"not claimed: {decode}, {others}"
+        _line(f"{row['arm']} / {row['baseline']}: {_identical(row)}; {speeds}")
     if reason := document["configuration"].get("speed_not_claimed"):
-        console.print(f"no speed is claimed: {reason}", markup=False, soft_wrap=True)
-    elif claimed and (reason := Load(**document["environment"]["load"]).busy):
-        console.print(f"the gate will reject the speed claim: {reason}", markup=False, soft_wrap=True)
-    for name, arm in document["summary"]["arms"].items():
+        _line(f"no speed is claimed: {reason}")
+    elif claimed and (reason := busy(OtherLoad(**document["environment"]["load"]))):
+        _line(f"the gate will reject the speed claim: {reason}")
+    for name, arm in arms.items():
         if times := arm.get("block_s"):
             first = ", ".join(f"{1e3 * seconds:.1f}" for seconds in times["first"])
-            console.print(
-                f"{name}: block time: first {first} ms, max {1e3 * times['max']:.1f} ms, "
-                f"mean {1e3 * times['mean']:.1f} ms"
-            )
-    console.print("acceptance length: tokens emitted per verify, the target's own included")
+            longest, mean = 1e3 * times["max"], 1e3 * times["mean"]
+            _line(f"{name}: block time: first {first} ms, max {longest:.1f} ms, mean {mean:.1f} ms")
+    _line("acceptance length: tokens emitted per verify, the target's own included")
+
+
+def _identical(row: Document) -> str:
+    return f"identical {row['identical_samples']}/{row['compared_samples']}"
 
 
 def recall_table(document: Document) -> None:
     """Recall of each arm."""
-    table = Table(title="recall", title_justify="left")
-    for column in ("arm", "role", "recall", "samples"):
-        table.add_column(column, justify="right" if column in ("recall", "samples") else "left")
-    roles = {arm["name"]: arm["role"] for arm in document["arms"]}
-    for name, arm in document["summary"]["arms"].items():
-        table.add_row(name, roles[name], _number(arm["recall"], 3), str(arm["samples"]))
-    console = Console()
-    console.print(table)
+    rows = (
+        [
+            arm["name"],
+            arm["role"],
+            *_cells(document["summary"]["arms"][arm["name"]], ("recall:.3f", "samples")),
+        ]
+        for arm in document["arms"]
+    )
+    _print("recall", ("<arm", "<role", "recall", "samples"), rows)
     for row in document["summary"]["comparisons"]:
-        console.print(
-            f"{row['arm']} / {row['baseline']}: decode {_number(row['decode_ratio'], 2)}x, not claimed; "
-            f"identical {row['identical_samples']}/{row['compared_samples']}"
-        )
+        ratio = _cell(row["decode_ratio"], ".2f")
+        _line(f"{row['arm']} / {row['baseline']}: decode {ratio}x, not claimed; {_identical(row)}")
 
 
-def depth_table(depths: dict[str, dict[str, float]]) -> None:
+def depth_figures(document: Document) -> Document:
     """Recall of each arm at every depth of the needle, 0 at the start of the haystack."""
-    table = Table(title="recall by depth", title_justify="left")
-    table.add_column("arm")
+    return {arm["name"]: recall_by_depth(arm["samples"]) for arm in document["arms"]}
+
+
+def depth_table(document: Document) -> None:
+    """The same as a table."""
+    depths = depth_figures(document)
     names = list(dict.fromkeys(depth for found in depths.values() for depth in found))
-    for name in names:
-        table.add_column(name, justify="right")
-    for arm, found in depths.items():
-        table.add_row(arm, *(_number(found.get(name), 2) for name in names))
-    Console().print(table)
+    rows = ([arm, *(_cell(found.get(name), ".2f") for name in names)] for arm, found in depths.items())
+    _print("recall by depth", ("<arm", *names), rows)
 
 
 def kv_figures(document: Document) -> list[Document]:
@@ -115,27 +144,20 @@ def kv_figures(document: Document) -> list[Document]:
     """
     summary, speed = document["summary"]["arms"], "decode_tokens_per_s"
     [native] = [arm["name"] for arm in document["arms"] if arm["role"] == "baseline"]
+    bits = BITS.get(document["configuration"]["dtype"])
+    exact = {"stored_bits_per_value": bits, "key_distortion": 0.0, "value_distortion": 0.0}
     rows = []
     for arm in document["arms"]:
-        found = summary[arm["name"]]
         if arm["role"] == "oracle" or arm["control"] == "no_needle":
             continue
-        kept = arm["name"] == native
+        found = summary[arm["name"]] | (exact if arm["name"] == native else {})
         rows.append(
             {
                 "policy": arm["system"]["kv"],
                 "control": arm["control"],
-                "stored_bits_per_value": BITS.get(document["configuration"]["dtype"])
-                if kept
-                else found["stored_bits_per_value"],
-                "max_resident_bytes": found["max_resident_bytes"],
-                "key_distortion": 0.0 if kept else found["key_distortion"],
-                "value_distortion": 0.0 if kept else found["value_distortion"],
-                "recall": found["recall"],
-                "acceptance_length": found["acceptance_length"],
-                "decode_relative_to_native": _quotient(found[speed], summary[native][speed]),
-                "runaway_samples": found["runaway_samples"],
-                "same_as_native": not kept
+                **{name: found[name] for name in KV_FIGURES},
+                "decode_relative_to_native": quotient(found[speed], summary[native][speed]),
+                "same_as_native": arm["name"] != native
                 and arm["system"]["restoration"] is None
                 and found["key_distortion"] == found["value_distortion"] == 0
                 and found["max_resident_bytes"] == summary[native]["max_resident_bytes"],
@@ -146,90 +168,57 @@ def kv_figures(document: Document) -> list[Document]:
 
 def kv_table(document: Document) -> None:
     """The shoot-out: a line for every policy."""
-    table = Table(title="KV policies", title_justify="left", box=None, pad_edge=False, padding=(0, 0, 0, 1))
-    table.add_column("policy", no_wrap=True)
-    for column in ("bits", "KV bytes", "key err", "val err", "recall", "accept", "speed"):
-        table.add_column(column, justify="right")
+    rows = []
     for row in kv_figures(document):
-        table.add_row(
-            row["policy"] + (" *" if row["control"] else " =" if row["same_as_native"] else ""),
-            _number(row["stored_bits_per_value"], 2),
-            f"{row['max_resident_bytes']:,}",
-            _small(row["key_distortion"]),
-            _small(row["value_distortion"]),
-            _number(row["recall"], 3),
-            _number(row["acceptance_length"], 2),
-            _number(row["decode_relative_to_native"], 2),
-        )
-    console = Console()
-    console.print(table)
-    roles = {arm["name"]: arm["role"] for arm in document["arms"]}
-    for name, arm in document["summary"]["arms"].items():
-        if roles[name] == "oracle" or name == "no_needle":
-            console.print(f"{name}: recall {_number(arm['recall'], 3)}")
-    console.print(KV_NOTES)
+        mark = " *" if row["control"] else " =" if row["same_as_native"] else ""
+        rows.append([row["policy"] + mark, *_cells(row, KV.values())])
+    _print("KV policies", ("<policy", *KV), rows, box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    for name, figures in document["summary"]["arms"].items():
+        if name in ("oracle", "no_needle"):
+            _line(f"{name}: recall {_cell(figures['recall'], '.3f')}")
+    _line(KV_NOTES)
 
 
-def quality_table(document: Document, sets: dict[str, tuple[int, int]]) -> None:
+def quality_table(document: Document) -> None:
     """Equal outputs by set of prompts, and what differs."""
-    table = Table(title="output against plain decoding", title_justify="left")
-    for column in ("prompts", "identical", "of"):
-        table.add_column(column, justify="left" if column == "prompts" else "right")
-    for name, (equal, count) in sets.items():
-        table.add_row(name, str(equal), str(count))
-    console = Console()
-    console.print(table)
-    rounding = document["rounding"]
-    error = rounding["max_abs_logit_error"] if rounding else None
+    rows = ([name, str(equal), str(count)] for name, (equal, count) in matches_by_set(document).items())
+    _print("output against plain decoding", ("<prompts", "identical", "of"), rows)
     for found in document["divergences"]:
-        console.print(
+        _line(
             f"{found['prompt_id']} differs from position {found['position']} on; "
             f"the two best plain logits lie {found['plain_gap']:.3g} apart there"
         )
-    console.print(f"block and single-token logits differ by at most {_small(error)}")
+    error = _cell(document["rounding"] and document["rounding"]["max_abs_logit_error"], ".2g")
+    _line(f"block and single-token logits differ by at most {error}")
     for name, arm in document["summary"]["arms"].items():
-        console.print(f"{name}: {arm['runaway_samples']} of {arm['samples']} outputs run away in repetition")
+        _line(f"{name}: {arm['runaway_samples']} of {arm['samples']} outputs run away in repetition")
 
 
 def checks_table(checks: dict[str, str | None]) -> None:
     """What each check of a server found."""
-    table = Table(title="the server", title_justify="left")
-    table.add_column("check")
-    table.add_column("found", overflow="fold")
-    for name, fault in checks.items():
-        table.add_row(name, escape(fault or "passed"))
-    Console().print(table)
+    rows = ([name, escape(fault or "passed")] for name, fault in checks.items())
+    _print("the server", ("<check", "<found"), rows)
 
 
 def parity_table(document: Document) -> None:
     """A line for every round."""
-    table = Table(title=f"parity, tolerance {document['tolerance']:g}", title_justify="left")
-    table.add_column("case", overflow="fold")
-    for column in ("round", "hidden", "logits", "argmax", "path", "passed"):
-        table.add_column(column, justify="left" if column in ("path", "passed") else "right")
-    for row in document["cases"]:
+
+    def cells(row: Document) -> list[str]:
+        differences = [
+            "-" if name not in row else "not finite" if row[name] is None else f"{row[name]:.2e}"
+            for name in ("hidden_max_abs", "logits_max_abs")
+        ]
         compared = [value for value in (row["path_equal"], row.get("tokens_equal")) if value is not None]
         path = ("equal" if all(compared) else "DIFFERS") if compared else "-"
-        table.add_row(
-            row["case"],
-            str(row["round"]),
-            *(_difference(row, name) for name in ("hidden_max_abs", "logits_max_abs")),
-            f"{row['argmax_agreement']:.4f}",
-            path,
-            "yes" if row["passed"] else "NO",
-        )
-    console = Console()
-    console.print(table)
-    console.print(
+        agreement, passed = f"{row['argmax_agreement']:.4f}", "yes" if row["passed"] else "NO"
+        return [row["case"], str(row["round"]), *differences, agreement, path, passed]
+
+    columns = ("<case", "round", "hidden", "logits", "argmax", "<path", "<passed")
+    _print(f"parity, tolerance {document['tolerance']:g}", columns, map(cells, document["cases"]))
+    _line(
         "hidden, logits: largest absolute difference; argmax: share of rows (of a pair: drafts) that agree; "
         "path: through the candidates, and the tokens of a pair"
     )
-
-
-def _difference(row: Document, name: str) -> str:
-    if name not in row:
-        return "-"
-    return "not finite" if row[name] is None else f"{row[name]:.2e}"
 
 
 def probe_figures(document: Document) -> Document:
@@ -240,7 +229,6 @@ def probe_figures(document: Document) -> Document:
 def probe_table(document: Document, hint: str | None) -> None:
     """The machine, one fact a line."""
     environment, facts = document["environment"], document["configuration"]
-    table = Table(title="probe", title_justify="left", show_header=False)
     rows = {
         "machine": f"{environment['chip']} ({environment['machine']}, {environment['cpu_count']} CPUs)",
         "system": f"{environment['system']} {environment['os_release']}",
@@ -252,61 +240,37 @@ def probe_table(document: Document, hint: str | None) -> None:
         "ring rollback": "exact" if facts["ring_rollback_exact"] else "WRONG",
         "versions": ", ".join(f"{name} {value}" for name, value in environment["versions"].items()),
     }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    console = Console()
-    console.print(table)
+    _print("probe", ("<", "<"), rows.items(), show_header=False)
     if hint:
-        console.print(hint)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _small(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
-
-
-def _quotient(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
+        _line(hint)
 
 
 def verification_table(document: Document) -> None:
     """Rows the models were run for, then what was found."""
-    table = Table(title="verification", title_justify="left")
-    for column in ("row", "tokens", "largest gap", "allowed", "rounds", "differing", "accepted"):
-        table.add_column(
-            column, justify="left" if column == "row" else "right", overflow="fold", no_wrap=column != "row"
-        )
-    rows = document["rows"]
-    for row in rows:
-        if row["drawn"]:
-            table.add_row(escape(f"{row['arm']}/{row['prompt_id']}"), *_verified(row))
-    console = Console()
-    console.print(table)
-    draw, report = document["draw"], document["report"]
-    lines = [
-        f"report {report['sha256']}" + (f" of request {report['nonce']}" if report["nonce"] else ""),
-        f"drawn {sum(row['drawn'] for row in rows)} of {draw['rows']} rows with --seed {draw['seed']}; "
-        f"{len(rows)} replayed"
-        + (f", {draw['rows']} checked against their prompts and texts" if rows else "; no model was run"),
-    ]
+    rows, draw, report = document["rows"], document["draw"], document["report"]
+    columns = ("<row", "tokens", "largest gap", "allowed", "rounds", "differing", "accepted")
+    _print("verification", columns, (_verified(row) for row in rows if row["drawn"]))
+    bound = f" of request {report['nonce']}" if report["nonce"] else ""
+    checked = f", {draw['rows']} checked against their prompts and texts" if rows else "; no model was run"
+    drawn = f"drawn {sum(row['drawn'] for row in rows)} of {draw['rows']} rows with --seed {draw['seed']}"
     unplayed = Counter(row["rounds"]["reason"] for row in rows if row["rounds"]["reason"])
-    lines += [f"rounds of {count} rows not replayed: {reason}" for reason, count in unplayed.items()]
-    lines += document["notes"]
-    lines += [f"{each['where']}: {each['check']}: {each['message']}" for each in document["findings"][:SHOWN]]
-    if (more := len(document["findings"]) - SHOWN) > 0:
-        lines.append(f"… and {more} more findings")
-    for line in [*lines, document["verdict"]]:
-        console.print(escape(line), soft_wrap=True, highlight=False)
+    hidden = len(document["findings"]) - SHOWN
+    for line in (
+        f"report {report['sha256']}{bound}",
+        f"{drawn}; {len(rows)} replayed{checked}",
+        *(f"rounds of {count} rows not replayed: {reason}" for reason, count in unplayed.items()),
+        *document["notes"],
+        *(f"{each['where']}: {each['check']}: {each['message']}" for each in document["findings"][:SHOWN]),
+        *([f"… and {hidden} more findings"] if hidden > 0 else []),
+        document["verdict"],
+    ):
+        _line(line)
 
 
 def _verified(row: Document) -> list[str]:
     """The cells of a replayed row."""
-    tokens, rounds = row["tokens"], row["rounds"]
-    cells = [str(tokens["checked"]), f"{tokens['largest_gap']:.2g}", f"{tokens['allowed']:.2g}"]
-    if rounds["reason"]:
-        return [*cells, "-", "-", "-"]
+    rounds = row["rounds"]
+    cells = _cells(row["tokens"], ("checked", "largest_gap:.2g", "allowed:.2g"))
     accepted = f"{rounds['accepted']} of {rounds['claimed_accepted']}"
-    return [*cells, str(rounds["replayed"]), str(rounds["differing"]), accepted]
+    played = ["-"] * 3 if rounds["reason"] else [*_cells(rounds, ("replayed", "differing")), accepted]
+    return [escape(f"{row['arm']}/{row['prompt_id']}"), *cells, *played]

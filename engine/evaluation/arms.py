@@ -1,9 +1,8 @@
 """One prompt through one system, timed the same way for all: the rows of a report.
 
-`plain` is mlx-lm's own `generate_step` with the caches the model makes for itself. `speculate` is our loop.
-Both are timed by the same clock from outside: `prefill_s` until the first token is known to the host,
-`decode_s` from there to the last; `speculate_together` says what they are where prompts share rounds. None
-judges what came out.
+`plain` is mlx-lm's own `generate_step` with the caches the model makes for itself, `speculate` is our loop.
+Both are timed from outside: `prefill_s` until the first token is known to the host, `decode_s` from there
+to the last.
 """
 
 from collections.abc import Generator, Sequence
@@ -15,29 +14,16 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.batch_decode import Emitted, Request, Share, decode_together
+from engine.batch_decode import Emitted, Request, decode_together
 from engine.cache.stats import kept_positions, kv_use
 from engine.cache.transaction import resident
 from engine.config import Engine
-from engine.decode import Round
 from engine.detokenize import text_of
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
 from engine.generate import Outcome, SamplingOptions, generate, token_limit
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
-
-__all__ = [
-    "OUR_LOOP",
-    "PLAIN_LOOP",
-    "Outcome",
-    "SamplingOptions",
-    "plain",
-    "plain_steps",
-    "room",
-    "speculate",
-    "speculate_together",
-]
 
 PLAIN_LOOP, OUR_LOOP = "mlx_lm.generate.generate_step", "kakeya.decode"
 
@@ -88,38 +74,30 @@ def speculate(
     options: SamplingOptions | None = None,
 ) -> Outcome:
     """Decoding by our loop, with the engine's drafter if any; see `engine.generate.generate`."""
-    options = options or SamplingOptions()
-    for step in generate(engine, prompt, max_tokens, options, draft_length=draft_length, text=False):  # noqa: B007
-        pass
-    if step.outcome is None:
+    options, target = options or SamplingOptions(), engine.target
+    *_, last = generate(engine, prompt, max_tokens, options, draft_length=draft_length, text=False)
+    if last.outcome is None:
         raise GenerationError("the text did not come to an end")
-    target = engine.target
-    text = text_of(target.tokenizer, step.outcome.tokens, options.stops(target), prompt)
-    return replace(step.outcome, text=text)
+    text = text_of(target.tokenizer, last.outcome.tokens, options.stops(target), prompt)
+    return replace(last.outcome, text=text)
 
 
 def speculate_together(
     engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, draft_length: DraftLength
 ) -> list[Outcome]:
-    """Decoding by our loop, greedily, all prompts together.
+    """Decoding by our loop, greedily, all prompts in one batch.
 
-    Times are shares, so that those of all prompts add up to what passed: ``prefill_s`` is what the prompt's
-    own computation took; a round's seconds, and what passed between rounds, are divided among the sequences
-    that took part. How long somebody would wait for one of them is therefore not told. Resident bytes are
-    likewise the merged caches' bytes divided by the sequences in them when this one ended.
-
-    Args:
-        engine: the models and switches; nothing is compiled but the ends of prompts.
-        prompts: token ids of each.
-        max_tokens: emit at most so many for each.
-        draft_length: chooses the blocks.
+    Times are shares that add up to what passed: ``prefill_s`` is the prompt's own computation; a round's
+    seconds, and those between rounds, are divided among the sequences that took part. They do not say how
+    long one of them would take alone. Resident bytes are the merged caches' bytes divided by the sequences
+    in them when this one ended. Nothing is compiled but the ends of prompts.
     """
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
     requests = [
         Request(prompt, token_limit(target, len(prompt), max_tokens), Stops(target.stops))
         for prompt in prompts
     ]
-    rows = [_Row() for _ in prompts]
+    steps: list[list[_Served]] = [[] for _ in prompts]
     between = 0.0  # seconds after the prompts that no round accounts for
     last = perf_counter()
     for emitted in decode_together(
@@ -133,60 +111,50 @@ def speculate_together(
     ):
         now = perf_counter()
         for each in emitted:
-            rows[each.request].take(each, len(emitted), now - last)
+            steps[each.request].append((each, len(emitted), now - last))
         record = emitted[0].step.round
         if record is not None:
             between += now - last - record.draft_s - record.verify_s
         last = now
     path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
-    decoded = max(sum(bool(row.rounds) for row in rows), 1)
+    decoded = max(sum(len(served) > 1 for served in steps), 1)
     return [
-        row.outcome(target, request, path, max(between, 0.0) / decoded)
-        for row, request in zip(rows, requests, strict=True)
+        _outcome_of(target, request, path, served, max(between, 0.0) / decoded)
+        for served, request in zip(steps, requests, strict=True)
     ]
 
 
-class _Row:
-    """What one prompt of several got, so far."""
+_Served = tuple[Emitted, int, float]  # a step, the sequences that it served, the seconds since the one before
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.rounds: list[Round] = []
-        self._prefill_s = 0.0
-        self._finish: str | None = None
-        self._share: Share | None = None
 
-    def take(self, emitted: Emitted, sequences: int, seconds: float) -> None:
-        """A step that served so many sequences, so long after the one before it."""
-        record = emitted.step.round
-        if record is None:
-            self._prefill_s = seconds
-        else:
-            draft_s, verify_s = record.draft_s / sequences, record.verify_s / sequences
-            self.rounds.append(replace(record, draft_s=draft_s, verify_s=verify_s))
-        self.tokens.extend(emitted.step.tokens)
-        self._finish, self._share = emitted.step.finish, emitted.share
-
-    def outcome(self, target: LoadedTarget, request: Request, path: str, between: float) -> Outcome:
-        """The whole, with its share of the seconds between rounds."""
-        if self._finish is None or self._share is None:
-            raise GenerationError(f"{path} did not finish a text")
-        spent = sum(record.draft_s + record.verify_s for record in self.rounds)
-        return Outcome(
-            tokens=self.tokens,
-            text=text_of(target.tokenizer, self.tokens, request.stops, request.prompt),
-            finish=self._finish,
-            prefill_s=self._prefill_s,
-            decode_s=spent + between if self.rounds else 0.0,
-            rounds=self.rounds,
-            path=path,
-            cache_classes=self._share.classes,
-            resident_bytes=self._share.nbytes,
-            kv=self._share.kv,
-            kept=self._share.kept,
-            restored=self._share.restored,
-            drafter_forwards=self._share.drafter_forwards,
-        )
+def _outcome_of(
+    target: LoadedTarget, request: Request, path: str, steps: Sequence[_Served], between: float
+) -> Outcome:
+    (first, _, prefill_s), (last, *_) = steps[0], steps[-1]
+    if first.step.round is not None or last.step.finish is None or last.share is None:
+        raise GenerationError(f"{path} did not finish a text")
+    tokens = [token for each, *_ in steps for token in each.step.tokens]
+    rounds = [
+        replace(record, draft_s=record.draft_s / sequences, verify_s=record.verify_s / sequences)
+        for each, sequences, _ in steps
+        if (record := each.step.round) is not None
+    ]
+    spent = sum(record.draft_s + record.verify_s for record in rounds)
+    return Outcome(
+        tokens=tokens,
+        text=text_of(target.tokenizer, tokens, request.stops, request.prompt),
+        finish=last.step.finish,
+        prefill_s=prefill_s,
+        decode_s=spent + between if rounds else 0.0,
+        rounds=rounds,
+        path=path,
+        cache_classes=last.share.classes,
+        resident_bytes=last.share.nbytes,
+        kv=last.share.kv,
+        kept=last.share.kept,
+        restored=last.share.restored,
+        drafter_forwards=last.share.drafter_forwards,
+    )
 
 
 def plain_steps(
@@ -201,9 +169,3 @@ def plain_steps(
         prefill_step_size=prefill_chunk,
     )
     return steps
-
-
-room = token_limit
-
-
-room = token_limit

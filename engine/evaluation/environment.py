@@ -1,51 +1,79 @@
-"""What a report says about the machine, the versions and the source that ran."""
+"""What a report says about the machine, the versions and the source that ran, and what disturbed the timing.
+
+Linux publishes power, heat and swapping in files, macOS by its own tools `pmset`, `notifyutil`, `vm_stat` and
+`ps`. What a system does not say is ``unknown`` (or None), never a guess.
+"""
 
 import ctypes
 import hashlib
+import math
 import os
 import platform
+import re
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
+from time import perf_counter, sleep
 from typing import Any
 
 import mlx.core as mx
+import psutil
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_prompt_cache
 
 from engine.child import printed_by
 from engine.device import Runtime
-from engine.evaluation.system_load import StrainWatch
 from engine.target.folder import CacheLayer
 from engine.target.loading import LoadedTarget, ModelCard
+from evidence_format.claims import (
+    FEWEST_SAMPLES,
+    LARGEST_SPREAD,
+    MOST_LOOP_GAIN,
+    MOST_OTHER_CPU,
+    MOST_SERVICE_CPU,
+    MOST_TOTAL_LOOP_GAIN,
+    SAME_LENGTH,
+    SPREAD_S,
+    SPREAD_TOKENS,
+)
+from evidence_format.model import OtherLoad
 from evidence_format.weights import source_digest
 
 PACKAGE = Path(__file__).resolve().parent.parent
+SWAP_COUNTERS = ("pswpin", "pswpout")
+MOST_SWAPPED = 64 * 2**20  # bytes in an evaluation; any process's page counts, and a few are always swapped
+# notifyutil's number of com.apple.system.thermalpressurelevel, from OSThermalNotification.h
+PRESSURES = {0: "nominal", 1: "fair", 2: "serious", 3: "critical", 4: "critical"}
+# From the best to the worst; an unknown state may be worse than a harmless one.
+POWER = ("not_applicable", "ac", "unknown", "battery")
+HEAT = ("not_applicable", "nominal", "fair", "unknown", "serious", "critical")
+SETTLE_S = 1.0  # seconds over which an idle machine is watched
+# macOS starts these by itself, and they keep disks, memory or the neural engine busy.
+SERVICES = {
+    "spotlight": ("mds", "mds_stores", "mdworker", "mdworker_shared"),
+    "time_machine": ("backupd", "backupd-helper"),
+    "photos": ("photoanalysisd", "mediaanalysisd", "photolibraryd"),
+}
 
 
-def describe(runtime: Runtime, watch: StrainWatch, models: dict[str, ModelCard]) -> dict[str, Any]:
-    """The ``environment`` block of a report.
-
-    Args:
-        runtime: what runs.
-        watch: made when the evaluation began.
-        models: by role.
-    """
+def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, ModelCard]) -> dict[str, Any]:
+    """The ``environment`` block of a report; ``watch`` was created before the work, models are by role."""
     return {
         "machine": platform.machine() or "unknown",
         "system": platform.system() or "unknown",
         "os_release": platform.release() or "unknown",
         "chip": _chip(),
         "cpu_count": os.cpu_count() or 1,
-        "memory_bytes": _memory(),
+        "memory_bytes": psutil.virtual_memory().total,
         "metal": runtime.metal,
         "device": runtime.device,
         "blas": runtime.blas.name,
-        "power_source": watch.power_source(),
-        "thermal_state": watch.thermal_state(),
-        "swapping": watch.swapping(),
-        "load": watch.load(),
+        **watch.conditions(),
+        "load": watch.timed_load.model_dump(),
         "versions": {
             "python": platform.python_version(),
             "mlx": version("mlx"),
@@ -64,7 +92,7 @@ def target_card(target: LoadedTarget) -> ModelCard:
 
 
 def _cache_layers(model: Any) -> Iterator[CacheLayer]:
-    """What each cache keeps a position, from the shapes that one token leaves; nothing is computed."""
+    """What each cache keeps per position, from the shapes that one token leaves; nothing is computed."""
     caches = make_prompt_cache(model)
     model(mx.array([[0]]), cache=caches)
     for cache in caches:
@@ -87,65 +115,271 @@ def _own_version() -> str:
 def _chip() -> str:
     """The processor's name, by the same source as the runner's: sysctl on a Mac, /proc/cpuinfo on Linux."""
     if sys.platform == "darwin":
-        return _sysctl("machdep.cpu.brand_string") or platform.machine()
+        return sysctl("machdep.cpu.brand_string") or platform.machine()
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        found = re.search(r"^model name.*?: *(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        pass
-    return platform.machine() or "unknown"
+        found = None
+    return found[1].strip() if found else platform.machine() or "unknown"
 
 
-def _sysctl(name: str) -> str:
-    """A text of the kernel's; empty where it has none of that name."""
+def sysctl(name: str) -> str:
+    """A text of macOS's kernel; empty where it has none of that name."""
     text = ctypes.create_string_buffer(256)
     length = ctypes.c_size_t(len(text))
     failed = ctypes.CDLL(None).sysctlbyname(name.encode(), text, ctypes.byref(length), None, 0)
     return "" if failed else text.value.decode("utf-8", "replace").strip()
 
 
-def _memory() -> int:
-    if sys.platform == "darwin":
-        size = ctypes.c_uint64()
-        length = ctypes.c_size_t(ctypes.sizeof(size))
-        ctypes.CDLL(None).sysctlbyname(b"hw.memsize", ctypes.byref(size), ctypes.byref(length), None, 0)
-        return int(size.value)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _git() -> dict[str, Any]:
     """The commit of the checkout that holds this package, and whether the package differs from it.
 
-    Both None outside a checkout, and where git itself cannot be run. Git is asked for the commit's names and
-    digests alone; files are read here, so nothing a configuration says (filters, ignored or unwatched files)
-    runs or hides a difference.
+    Both None outside a checkout, and where git cannot be run. Git names the commit and its digests only;
+    files are read here, so that no git configuration (filters, ignored or unwatched files) runs or hides a
+    difference.
     """
-    sha = _asked_git("rev-parse", "--verify", "HEAD") if (PACKAGE.parent / ".git").exists() else None
-    listed = sha and _asked_git("ls-tree", "-r", "-z", sha.strip(), "--", ".")
+    sha = _git_output("rev-parse", "--verify", "HEAD") if (PACKAGE.parent / ".git").exists() else None
+    listed = sha and _git_output("ls-tree", "-r", "-z", sha.strip(), "--", ".")
     if sha is None or listed is None:
         return {"sha": None, "dirty": None}
     rows = (row.partition("\t") for row in listed.split("\0") if row)
     committed = {name: about.rpartition(" ")[2] for about, _, name in rows}  # about: mode, type, digest
-    there = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py")}
+    present = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py")}
     changed = any(_blob(PACKAGE / name, len(digest)) != digest for name, digest in committed.items())
-    return {"sha": sha.strip(), "dirty": changed or not there <= committed.keys()}
+    return {"sha": sha.strip(), "dirty": changed or not present <= committed.keys()}
 
 
-def _asked_git(*words: str) -> str | None:
-    """What git says of this package's checkout; an object that is not there is fetched from nowhere.
-
-    It is asked whoever owns the checkout: this code comes from it and runs already.
-    """
+def _git_output(*words: str) -> str | None:
+    """What git prints. It fetches no missing object and accepts any owner: this code comes from there."""
     git = ("git", "--no-replace-objects", "-c", "safe.directory=*")
     return printed_by((*git, *words), PACKAGE, {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"})
 
 
 def _blob(file: Path, digits: int) -> str | None:
-    """Git's digest of a file, or of where a link leads, in so many digits; None without a file."""
+    """Git's digest of a file, or of a link's target; None without a file."""
     try:
         data = os.fsencode(os.readlink(file)) if file.is_symlink() else file.read_bytes()
     except OSError:
         return None
     algorithm = "sha256" if digits == hashlib.sha256().digest_size * 2 else "sha1"
     return hashlib.new(algorithm, b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def busy(load: OtherLoad) -> str | None:
+    """Why no speed can be measured under this load; None: it can."""
+    if load.other_cpu_share is not None and load.other_cpu_share > MOST_OTHER_CPU:
+        return (
+            f"other processes used {load.other_cpu_share:.0%} of the CPU time, more than {MOST_OTHER_CPU:.0%}"
+        )
+    for name, seconds in load.services.items():
+        if seconds > MOST_SERVICE_CPU * load.seconds:
+            return f"{name.replace('_', ' ')} used {seconds:.1f} s of CPU in {load.seconds:.1f} s"
+    return None
+
+
+@dataclass(frozen=True)
+class _Usage:
+    """Counters at one moment; seconds."""
+
+    wall: float
+    busy: float  # of all cores, since the system's start
+    own: float  # of this process and its children
+    services: dict[str, float]
+
+    @classmethod
+    def now(cls) -> "_Usage":
+        cpu, own = psutil.cpu_times(), os.times()
+        # A guest's time is part of `user` on Linux; what the host gave to others is `steal`.
+        used = sum(getattr(cpu, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+        ours = own.user + own.system + own.children_user + own.children_system
+        listing = ("/bin/ps", "-A", "-c", "-o", "time=,comm=")
+        printed = printed_by(listing) if sys.platform == "darwin" else None
+        return cls(perf_counter(), used, ours, {} if printed is None else services_of(printed))
+
+    def until(self, later: "_Usage") -> OtherLoad:
+        """What happened between two moments."""
+        seconds = later.wall - self.wall
+        available = seconds * (psutil.cpu_count() or 1)
+        other = (later.busy - self.busy) - (later.own - self.own)
+        share = round(min(max(other / available, 0.0), 1.0), 4) if seconds > 0 else None
+        services = {
+            name: round(max(used - self.services.get(name, 0.0), 0.0), 2)
+            for name, used in later.services.items()
+        }
+        return OtherLoad.model_validate(
+            {"seconds": round(seconds, 3), "other_cpu_share": share, "services": services}
+        )
+
+
+def services_of(printed: str) -> dict[str, float]:
+    """CPU seconds of `SERVICES` in what ``ps -A -c -o time=,comm=`` prints: ``0:01.25 mds``."""
+    used = dict.fromkeys(SERVICES, 0.0)
+    for line in printed.splitlines():
+        time, _, command = line.strip().partition(" ")
+        for name, commands in SERVICES.items():
+            if command.strip() in commands:
+                used[name] += _cpu_seconds(time)
+    return used
+
+
+def _cpu_seconds(text: str) -> float:
+    """Seconds of ``[[days-]hours:]minutes:seconds``."""
+    days, _, rest = text.rpartition("-")
+    seconds = 0.0
+    for part in rest.split(":"):
+        seconds = 60 * seconds + float(part)
+    return seconds + 86400 * int(days or 0)
+
+
+def idle_load() -> OtherLoad:
+    """What the machine does while this process does nothing, over `SETTLE_S`."""
+    before = _Usage.now()
+    sleep(SETTLE_S)
+    return before.until(_Usage.now())
+
+
+class LoadWatch:
+    """What disturbs an evaluation from the moment this is created.
+
+    Power source and heat are read then and at every call; the worst counts. The load is that of `timing`,
+    or of the whole time where that was not entered.
+    """
+
+    def __init__(self) -> None:
+        self._swapped = swapped_bytes()
+        self._since = _Usage.now()
+        self._load: OtherLoad | None = None
+        self._power, self._heat = power_source(), thermal_state()
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Watch the load while the rows are timed, and no longer."""
+        since = _Usage.now()
+        yield
+        self._load = since.until(_Usage.now())
+
+    @property
+    def timed_load(self) -> OtherLoad:
+        """The load of `timing`, or so far."""
+        return self._load or self._since.until(_Usage.now())
+
+    def conditions(self) -> dict[str, Any]:
+        """The worst power source and thermal state so far; more than `MOST_SWAPPED` bytes are swapping."""
+        self._power = max(self._power, power_source(), key=POWER.index)
+        self._heat = max(self._heat, thermal_state(), key=HEAT.index)
+        now, before = swapped_bytes(), self._swapped
+        swapping = None if now is None or before is None else now - before > MOST_SWAPPED
+        return {"power_source": self._power, "thermal_state": self._heat, "swapping": swapping}
+
+
+def power_source() -> str:
+    """``ac``, ``battery``, ``not_applicable`` without a battery, or ``unknown``."""
+    if sys.platform == "darwin":
+        return power_of(printed_by(("/usr/bin/pmset", "-g", "batt")) or "")
+    batteries = [
+        supply
+        for supply in Path("/sys/class/power_supply").glob("*")
+        if _line(supply / "type") == "Battery" and _line(supply / "scope") != "Device"
+    ]
+    if not batteries:
+        return "not_applicable"
+    return "battery" if any(_line(supply / "status") == "Discharging" for supply in batteries) else "ac"
+
+
+def thermal_state() -> str:
+    """``nominal``, ``fair``, ``serious`` or ``critical`` on macOS; ``not_applicable`` elsewhere."""
+    if sys.platform != "darwin":
+        return "not_applicable"
+    return pressure_of(
+        printed_by(("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")) or ""
+    )
+
+
+def power_of(printed: str) -> str:
+    """The power source in what ``pmset -g batt`` prints: ``Now drawing from 'AC Power'``."""
+    found = re.search(r"drawing from '(AC|Battery|UPS) Power'", printed)
+    if found is None:
+        return "unknown"
+    if found[1] != "AC":
+        return "battery"
+    return "ac" if "InternalBattery" in printed else "not_applicable"
+
+
+def pressure_of(printed: str) -> str:
+    """The thermal state in what ``notifyutil -g`` prints: the notification's name and its number."""
+    found = re.search(r"thermalpressurelevel\s+(\d+)", printed)
+    return "unknown" if found is None else PRESSURES.get(int(found[1]), "unknown")
+
+
+def swapped_of(printed: str) -> int | None:
+    """Bytes swapped since the start in what ``vm_stat`` prints: the lines Swapins and Swapouts, in pages."""
+    size = re.search(r"page size of (\d+) bytes", printed)
+    found = re.findall(r"^Swap(?:ins|outs):\s+(\d+)\.?$", printed, re.MULTILINE)
+    return int(size[1]) * sum(map(int, found)) if size and len(found) == len(SWAP_COUNTERS) else None
+
+
+def swapped_bytes() -> int | None:
+    """Bytes that any process swapped in or out since the system's start; None where it does not say."""
+    if sys.platform == "darwin":
+        return swapped_of(printed_by(("/usr/bin/vm_stat",)) or "")
+    try:
+        rows = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        pages = sum(int(value) for name, value in rows if name in SWAP_COUNTERS)
+    except (OSError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+Rows = Sequence[dict[str, Any]]
+
+
+def disturbance(plain: Rows, ours: Rows, own: Rows = ()) -> str | None:
+    """Which identical work took very different times so far; None: the machine is steady.
+
+    The limits are those of the gate's SPEEDUP_PREFILL_SPREAD, SPEEDUP_DECODE_SPREAD and BASELINE_SLOW. Only
+    identical work is compared, never the ratio of the arms: a measurement never starts over for its result.
+
+    Args:
+        plain: the baseline's rows.
+        ours: the other arm's rows, of the same prompts.
+        own: those of our loop at block 1, which does the baseline's work.
+    """
+    theirs = {row["prompt_id"]: row["prefill_s"] for row in ours}
+    prefills: list[list[float]] = [
+        [row["prefill_s"], theirs[row["prompt_id"]]] for row in plain if row["prompt_id"] in theirs
+    ]
+    for rows in (plain, ours):
+        prefills.extend(_of_equal_length(rows))
+    for times in prefills:
+        low, high = min(times), max(times)
+        if high > LARGEST_SPREAD * low and high - low > SPREAD_S:
+            return f"prefills of about equal length took {low:.4f} and {high:.4f} s"
+    decoded = [(row["decode_s"], len(row["tokens"]) - 1) for row in plain]
+    rates = [seconds / tokens for seconds, tokens in decoded if tokens >= SPREAD_TOKENS]
+    if rates and max(rates) > LARGEST_SPREAD * min(rates):
+        return f"one token of plain decoding took {1e3 * min(rates):.2f} and {1e3 * max(rates):.2f} ms"
+    steps = {row["prompt_id"]: row["decode_s"] for row in own}
+    pairs = [(row["decode_s"], steps[row["prompt_id"]]) for row in plain if row["prompt_id"] in steps]
+    return None if len(pairs) < FEWEST_SAMPLES else _slow_baseline(pairs)
+
+
+def _slow_baseline(pairs: Sequence[tuple[float, float]]) -> str | None:
+    total = sum(plain for plain, _ in pairs) / (sum(own for _, own in pairs) or math.inf)
+    middle = median(plain / (own or math.inf) for plain, own in pairs)
+    if total <= MOST_TOTAL_LOOP_GAIN and middle <= MOST_LOOP_GAIN:
+        return None
+    return f"plain decoding took {total:.2f} times as long as block 1, {middle:.2f} in the median row"
+
+
+def _of_equal_length(rows: Rows) -> Iterable[list[float]]:
+    groups: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        groups[round(math.log(row["prompt_tokens"]) / math.log(SAME_LENGTH))].append(row["prefill_s"])
+    return groups.values()

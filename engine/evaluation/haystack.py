@@ -1,9 +1,9 @@
 """Retrieval prompts made from a seed: one fact asked for, at a chosen depth of filler and other facts.
 
-The sentences are those of `haystack_text`. Their names were never in a fact that training
-saw, their filler nowhere in it. Same seed, same model's tokenizer: same prompts. A depth is the share of the
-haystack's tokens that lie before the needle, the question and the needle itself left out; it is met as
-closely as whole sentences allow, so within half of the longest one (16 tokens with the shipped tokenizer).
+Names were in no fact that training saw, the filler nowhere in it. Same seed, same model's tokenizer: same
+prompts. A depth is the share of the haystack's tokens before the needle, without question and needle; it is
+met as closely as whole sentences allow, so within half of the longest one (16 tokens with the shipped
+tokenizer).
 """
 
 from collections.abc import Sequence
@@ -15,63 +15,52 @@ from typing import Any
 
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack_text import HELD_OUT, Fact, draw_facts, filler, generator
+from engine.evaluation.measure import BoundedSwitches, at_least
 from engine.evaluation.prompts import Needle, Prompt, load_prompts, tokens_of
-from engine.evaluation.templates import ChatSwitches
+from engine.generate import ChatSwitches
 
 GENERATED, SHIPPED, KIND = "generated", "retrieval", "retrieval"
 CONTEXT, DEPTHS, PER_DEPTH = 440, (0.0, 0.25, 0.5, 0.75, 1.0), 4
 FACTS = 5  # the one asked for and four others
-MISSES = 24  # sentences too long for what room is left before the rest is left empty
+MISSES = 24  # too long sentences drawn before what is left stays empty
 INSTRUCTION = "Question: what is the secret code of {}? Answer:"
 CHAT_INSTRUCTION = "Please read. What is the secret code of {}?"
 
 
 @dataclass(frozen=True)
-class Haystack:
-    """What the command line can set about made-up retrieval prompts; None where nothing was said.
+class Haystack(BoundedSwitches):
+    """What the command line can set about made-up retrieval prompts; None where nothing was set."""
 
-    Attributes:
-        context: tokens of a prompt, at most.
-        depths: shares of the haystack before the needle, 0 to 1.
-        per_depth: prompts at each depth.
-    """
-
-    context: int | None = None
-    depths: tuple[float, ...] | None = None
-    per_depth: int | None = None
+    context: int | None = at_least(None)  # tokens of a prompt, at most
+    depths: tuple[float, ...] | None = None  # shares of the haystack before the needle, 0 to 1
+    per_depth: int | None = at_least(None)  # prompts at each depth
 
     @property
     def wanted(self) -> bool:
-        """Whether any of it was asked for."""
+        """Whether any of it was set."""
         return any(value is not None for value in (self.context, self.depths, self.per_depth))
 
-    def filled(self, prompts: str, *, unfit: bool = False) -> "Haystack":
-        """With the defaults for what was not said, where prompts are to be made up.
-
-        Args:
-            prompts: what `--prompts` says.
-            unfit: the shipped set does not do, so that others are made up in its place.
-        """
-        replaced = prompts == SHIPPED and unfit
-        if prompts != GENERATED and not replaced and not self.wanted:
-            return self
+    def with_defaults(self, context: int = CONTEXT, depths: tuple[float, ...] = DEPTHS) -> "Haystack":
+        """With defaults for what was not set."""
         return Haystack(
-            CONTEXT if self.context is None else self.context,
-            DEPTHS if self.depths is None else self.depths,
+            context if self.context is None else self.context,
+            depths if self.depths is None else self.depths,
             PER_DEPTH if self.per_depth is None else self.per_depth,
         )
 
+    def filled(self, prompts: str, *, unfit: bool = False) -> "Haystack":
+        """With defaults, where prompts are made up: by `--prompts`, a setting, or an unfit shipped set."""
+        made_up = prompts == GENERATED or self.wanted or (prompts == SHIPPED and unfit)
+        return self.with_defaults() if made_up else self
+
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
-        if self.context is not None and self.context < 1:
-            raise ConfigurationError(f"--context must be at least 1, not {self.context}")
+        super().check()
         if self.depths is not None:
             if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
                 raise ConfigurationError("--depths must be numbers from 0 to 1")
             if len(set(self.depths)) < len(self.depths):
                 raise ConfigurationError("--depths names a depth twice")
-        if self.per_depth is not None and self.per_depth < 1:
-            raise ConfigurationError(f"--per-depth must be at least 1, not {self.per_depth}")
 
 
 def generate(
@@ -89,23 +78,18 @@ def generate(
     Args:
         tokenizer: the model's own, as mlx-lm wraps it.
         context: tokens of a prompt, everything included: at most so many, and at most a sentence fewer.
-        depths: where the needle lies; a prompt's `Needle.depth` is the depth asked for.
+        depths: where the needle is.
         per_depth: prompts for every depth.
         seed: another one gives other prompts.
-        beyond: at least so many tokens of a prompt come after the needle; deeper needles are moved up to
-            there, and their `Needle.depth` says where they are.
+        beyond: at least so many tokens of a prompt come after the needle; deeper needles are moved up, and
+            their `Needle.depth` says where they are.
         switches: how the prompts are put to the model; through its chat template they are user turns.
-
-    Raises:
-        PromptError: the facts and the question alone are longer.
     """
-    maker = _Maker(tokenizer, switches or ChatSwitches(), context, beyond)
-    made = []
-    for turn in range(per_depth):
-        for depth in depths:
-            name = f"needle-{context}-{depth:g}-{turn + 1:03d}"
-            made.append(maker.prompt(generator(f"haystack/{seed}/{name}"), name, depth))
-    return made
+    maker = _Maker(tokenizer, switches or ChatSwitches(), context, beyond or 0)
+    names = [
+        (f"needle-{context}-{depth:g}-{turn + 1:03d}", depth) for turn in range(per_depth) for depth in depths
+    ]
+    return [maker.prompt(generator(f"haystack/{seed}/{name}"), name, depth) for name, depth in names]
 
 
 def retrieval_prompts(
@@ -118,20 +102,9 @@ def retrieval_prompts(
     switches: ChatSwitches,
     beyond: int | None = None,
 ) -> list[Prompt]:
-    """The prompts of a measurement of recall: made up where anything of `Haystack` was said, else read.
+    """The prompts of a recall evaluation: made up where anything of ``haystack`` was set, else read.
 
-    Args:
-        name: what `--prompts` says; ``generated`` makes them up with the defaults.
-        haystack: what made-up prompts are to be like, or nothing; see `Haystack.filled`.
-        tokenizer: the model's own.
-        limit: at most so many of each kind.
-        seed: of the made-up prompts, or of the order of those in a file.
-        switches: how they are put to the model.
-        beyond: see `generate`.
-
-    Raises:
-        ConfigurationError: both a file and made-up prompts are asked for.
-        PromptError: see `generate` and `load_prompts`.
+    ``name`` is what `--prompts` says, ``seed`` that of made-up prompts or of a file's order; see `generate`.
     """
     if name != GENERATED and not haystack.wanted:
         return load_prompts(name, limit, seed)
@@ -139,17 +112,12 @@ def retrieval_prompts(
         raise ConfigurationError(
             f"--context, --depths and --per-depth make prompts up; leave them out, or --prompts {name}"
         )
-    said = {key: value for key, value in asdict(haystack).items() if value is not None}
-    made = generate(tokenizer, seed=seed, beyond=beyond, switches=switches, **said)
-    return made[:limit]
+    given = {key: value for key, value in asdict(haystack).items() if value is not None}
+    return generate(tokenizer, seed=seed, beyond=beyond, switches=switches, **given)[:limit]
 
 
 def refuse_near(prompts: Sequence[Prompt], tokenizer: Any, beyond: int) -> None:
-    """Check that at least so many tokens come after every needle.
-
-    Raises:
-        PromptError: a needle lies nearer to the end.
-    """
+    """Raise PromptError where fewer than ``beyond`` tokens come after a needle."""
     for prompt in prompts:
         if prompt.needle is None or prompt.text is None:
             continue
@@ -164,27 +132,26 @@ def refuse_near(prompts: Sequence[Prompt], tokenizer: Any, beyond: int) -> None:
 class _Maker:
     """Makes prompts of one length for one tokenizer."""
 
-    def __init__(self, tokenizer: Any, switches: ChatSwitches, context: int, beyond: int | None) -> None:
+    def __init__(self, tokenizer: Any, switches: ChatSwitches, context: int, beyond: int) -> None:
         self._tokenizer, self._switches = tokenizer, switches
-        self._context, self._beyond = context, beyond or 0
+        self._context, self._beyond = context, beyond
         self._count = lru_cache(maxsize=None)(self._count_once)
 
     def prompt(self, rng: Random, identifier: str, depth: float) -> Prompt:
-        """The prompt that these draws give."""
         wanted, *others = _different_facts(rng)
         sentences = [fact.sentence for fact in others]
-        room = self._context - self._length(sentences, wanted)
-        if room < 0:
+        left = self._context - self._length(sentences, wanted)
+        if left < 0:
             raise PromptError(
                 f"--context {self._context} is too short: "
-                f"facts and question take {self._context - room} tokens"
+                f"facts and question take {self._context - left} tokens"
             )
         misses = 0
         while misses < MISSES:
             sentence = filler(rng, HELD_OUT)
-            if self._count(sentence) <= room:
+            if self._count(sentence) <= left:
                 sentences.append(sentence)
-                room -= self._count(sentence)
+                left -= self._count(sentence)
             else:
                 misses += 1
         while self._length(sentences, wanted) > self._context:
@@ -197,7 +164,7 @@ class _Maker:
         return Prompt(identifier, KIND, text, None, needle, instruction)
 
     def _place(self, sentences: Sequence[str], wanted: Fact, depth: float) -> tuple[int, float]:
-        """Before which sentence the needle goes, and the depth to tell: the one asked for where it is met."""
+        """Before which sentence the needle goes, and its depth: the one asked for where that is met."""
         before = [0, *accumulate(map(self._count, sentences))]
         nearest, *others = sorted(range(len(before)), key=lambda at: abs(before[at] - depth * before[-1]))
         for index in (nearest, *others):
@@ -208,9 +175,7 @@ class _Maker:
         )
 
     def _length(self, sentences: Sequence[str], wanted: Fact) -> int:
-        """Tokens of the whole prompt."""
-        text = self._text([wanted.sentence, *sentences], wanted)
-        whole = Prompt("needle", KIND, text, None, None, "")
+        whole = Prompt("needle", KIND, self._text([wanted.sentence, *sentences], wanted), None, None, "")
         return len(tokens_of(whole, self._tokenizer, self._switches))
 
     def _text(self, sentences: Sequence[str], wanted: Fact) -> str:
@@ -218,7 +183,7 @@ class _Maker:
         return opening + "".join(sentences) + self._question(wanted)
 
     def _question(self, wanted: Fact) -> str:
-        """As the shipped target was taught to be asked: plainly, or in a conversation."""
+        """As the shipped target was trained to be asked: plainly, or in a conversation."""
         return f" What is the secret code of {wanted.name}?" if self._switches.chat else wanted.question
 
     def _count_once(self, text: str) -> int:

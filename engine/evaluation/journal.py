@@ -1,9 +1,8 @@
-"""What an evaluation has measured so far, in a file, so that an interrupted one goes on where it was.
+"""Finished rows in a file, so that an interrupted evaluation continues where it was.
 
-One line of JSON an entry, on the disk before the next prompt begins. The first says what the rows belong to
-(see `engine.evaluation.fingerprint`); rows of anything else are refused, not mixed in. Every line carries a
-sha256 over itself and the digest of the line before. A last line that was not finished never happened. A file
-that does not prove to be a journal is refused and left as it is.
+One line of JSON per entry, on the disk before the next prompt starts: a sha256 over the previous line's
+digest and this line, then the entry. The first entry is the fingerprint of the run; rows of another run are
+refused. An unfinished last line is dropped. A file that is not a journal is refused and not changed.
 """
 
 import fcntl
@@ -11,33 +10,33 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from engine.errors import ConfigurationError, EngineError
+from engine.evaluation.environment import sysctl
+from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import now, stamp
+from evidence_format.model import ReportRequest
+from evidence_format.text import tokens_digest
 
 Fingerprint = Mapping[str, str | int | float | bool | None]
 KEPT = 20
 SHOWN = 4  # differences that a refusal names
 SHOWN_LENGTH = 40
 BEGINNING = re.compile(rb'[0-9a-f]{64} \{"fingerprint":')  # of every journal
-BEGINNING_LENGTH = 64 + len(' {"fingerprint":')
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+VOLATILE = ("power_source", "thermal_state", "swapping", "load", "versions", "git", "models")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Rows that one arm finished together: one, or those of a batch.
-
-    Attributes:
-        arm: its name.
-        rows: as a report has them.
-        drafter_forwards: of its drafter's network, behind all of these rows.
-    """
+    """Rows that one arm finished together (one, or those of a batch), and its drafter's forwards for them."""
 
     arm: str
     rows: list[dict[str, Any]]
@@ -46,64 +45,68 @@ class Entry:
 
 @dataclass
 class Journal:
-    """An open journal; `open` makes it.
+    """A journal: where it goes, and from `open` on what it holds.
 
     Attributes:
-        path: where it lies.
-        started: when the first process began, UTC.
-        taken: what earlier processes finished since the last restart, in the order run.
-        restarts: measurements they gave up, as a report has them.
+        path: the file; None for one in ``folder`` named after the fingerprint, where the newest `KEPT` stay.
+        resume: continue an existing journal; otherwise it is emptied.
+        started: when the first process opened it, UTC.
+        kept: what earlier processes finished since the last restart, in the order run.
+        restarts: measurements they abandoned, as a report has them.
     """
 
-    path: Path
-    started: datetime
-    _file: IO[bytes]
-    taken: list[Entry] = field(default_factory=list)
+    path: Path | None
+    folder: Path = Path()
+    resume: bool = True
+    started: datetime = field(default_factory=now)
+    kept: list[Entry] = field(default_factory=list)
     restarts: list[dict[str, Any]] = field(default_factory=list)
+    _file: Any = None
     _digest: str = ""  # of the last line
     _entries: int = 0
 
-    @classmethod
-    def open(cls, path: Path, fingerprint: Fingerprint, *, resume: bool = True) -> "Journal":
-        """Go on with the journal in ``path``, or begin one.
-
-        Args:
-            path: the file; its folder is made.
-            fingerprint: what the rows belong to, as plain values by name.
-            resume: False empties a journal that is there.
+    def open(self, fingerprint: Fingerprint) -> "Journal":
+        """Continue the journal of this fingerprint, or start one.
 
         Raises:
-            ConfigurationError: it belongs to something else, is damaged or no journal, or another process
-                writes it.
+            ConfigurationError: it is another run's, damaged, no journal, or another process has it.
             EngineError: the file cannot be read or written.
         """
+        key = hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:32]
+        is_named, path = self.path is not None, self.path or self.folder / f"{key}.jsonl"
+        self.path, self.started = path, now()
         try:
             if path.exists() and not path.is_file():
                 raise ConfigurationError(f"the journal {path} is no plain file; give --journal another FILE")
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+b", buffering=0)
+            self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise EngineError(f"the journal {path} cannot be opened: {error.strerror}") from error
-        journal = cls(path, now(), file)
         try:
-            journal._lock()
-            data = journal._proved()
-            if data and resume:
-                journal._take_over(data, fingerprint)
+            self._lock()
+            lines = self._whole_lines()
+            if lines and self.resume:
+                self._continue(lines, fingerprint)
             else:
-                journal._begin(fingerprint)
+                self._file.truncate(0)
+                self._write({"fingerprint": dict(fingerprint), "started_at": stamp(self.started)})
+                self._entries = 0
         except BaseException:
-            file.close()
+            self._file.close()
             raise
-        return journal
+        if not is_named:
+            found = sorted(self.folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+            for old in found[:-KEPT]:
+                old.unlink(missing_ok=True)
+        return self
 
     def add(self, entry: Entry) -> None:
         """Keep finished rows."""
-        self._write({"arm": entry.arm, "rows": entry.rows, "drafter_forwards": entry.drafter_forwards})
+        self._write(asdict(entry))
 
-    def restart(self, given_up: dict[str, Any]) -> None:
-        """Note that all rows so far were given up, and why."""
-        self._write({"restart": given_up})
+    def restart(self, abandoned: dict[str, Any]) -> None:
+        """Note that all rows so far were abandoned, and why."""
+        self._write({"restart": abandoned})
 
     def remove(self) -> None:
         """Delete the file: its rows are in a report."""
@@ -111,8 +114,8 @@ class Journal:
         self._file.close()
 
     def close(self) -> bool:
-        """Let go of the file, and delete one that holds nothing; whether it is still there."""
-        if self._file.closed:
+        """Close the file, delete one that holds no entries; return whether an open one remains."""
+        if self._file is None or self._file.closed:
             return False
         if not self._entries:
             self._unlink()
@@ -120,10 +123,10 @@ class Journal:
         return self._entries > 0
 
     def _unlink(self) -> None:
-        """Delete the file, unless its name has come to stand for another one."""
         with suppress(FileNotFoundError):
-            if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
-                self.path.unlink()
+            path = Path(self._file.name)
+            if os.path.samestat(path.stat(), os.fstat(self._file.fileno())):  # not replaced meanwhile
+                path.unlink()
 
     def _lock(self) -> None:
         try:
@@ -133,68 +136,56 @@ class Journal:
                 f"another process writes the journal {self.path}; give --journal another FILE"
             ) from None
 
-    def _proved(self) -> bytes:
-        """The whole lines that are there, once the file's beginning shows that they are a journal's."""
+    def _whole_lines(self) -> bytes:
+        """The complete lines, once the file's beginning shows that they are a journal's."""
         self._file.seek(0)
-        beginning = self._file.read(BEGINNING_LENGTH)
-        data = beginning + self._file.readall()  # type: ignore[attr-defined]  # unbuffered: a raw file
-        whole: bytes = data[: data.rfind(b"\n") + 1]
+        data: bytes = self._file.readall()
+        whole = data[: data.rfind(b"\n") + 1]
         digest, _, body = whole.partition(b"\n")[0].partition(b" ")
-        if data and not (
-            BEGINNING.fullmatch(beginning) and (not whole or digest == _digest("", body).encode())
-        ):
+        is_first_line = not whole or digest == _digest("", body).encode()
+        if data and not (BEGINNING.match(data) and is_first_line):
             raise ConfigurationError(
-                f"the file {self.path} is no journal, or damaged in line 1; it is left as it is: "
+                f"the file {self.path} is no journal, or damaged in line 1; it was not changed: "
                 "delete it, or give --journal another FILE"
             )
         return whole
 
-    def _begin(self, fingerprint: Fingerprint) -> None:
-        """Empty the file and begin with the fingerprint."""
-        self._file.truncate(0)
-        self._write({"fingerprint": dict(fingerprint), "started_at": stamp(self.started)})
-        self._entries = 0
-
-    def _take_over(self, whole: bytes, fingerprint: Fingerprint) -> None:
-        """Take over whole lines, and only then cut off what follows them."""
-        head, *entries = self._entries_of(whole)
+    def _continue(self, lines: bytes, fingerprint: Fingerprint) -> None:
+        head, *entries = self._read(lines)
         self._compare(head["fingerprint"], fingerprint)
-        self._file.truncate(len(whole))
+        self._file.truncate(len(lines))  # drops an unfinished line, now that nothing is refused any more
         self.started = datetime.fromisoformat(head["started_at"])
         self._entries = len(entries)
         for entry in entries:
             if "restart" in entry:
                 self.restarts.append(entry["restart"])
-                self.taken.clear()
+                self.kept.clear()
             else:
-                self.taken.append(Entry(entry["arm"], entry["rows"], entry["drafter_forwards"]))
+                self.kept.append(Entry(**entry))
 
-    def _entries_of(self, whole: bytes) -> Iterator[dict[str, Any]]:
-        """The entries of whole lines, each proved by its digest."""
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+    def _read(self, lines: bytes) -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(lines.split(b"\n")[:-1], 1):
             digest, _, body = line.partition(b" ")
             self._digest = _digest(self._digest, body)
             if digest != self._digest.encode():
                 raise ConfigurationError(
                     f"the journal {self.path} is damaged in line {number}; "
-                    "--no-resume deletes it and begins anew"
+                    "use --no-resume to delete it and start over"
                 )
             entry: dict[str, Any] = json.loads(body)
             yield entry
 
     def _compare(self, found: dict[str, Any], wanted: Fingerprint) -> None:
-        """Refuse a journal of something else, saying what differs."""
-        names = sorted(found.keys() | wanted.keys())
         differing = [
             f"{name} was {_shown(found.get(name))}, is {_shown(wanted.get(name))}"
-            for name in names
+            for name in sorted(found.keys() | wanted.keys())
             if found.get(name) != wanted.get(name)
         ]
         if differing:
             more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
             raise ConfigurationError(
                 f"the journal {self.path} belongs to another run ({'; '.join(differing[:SHOWN])}{more}): "
-                "give --no-resume to delete it and begin anew, or --journal another FILE"
+                "use --no-resume to delete it and start over, or --journal FILE for another one"
             )
 
     def _write(self, entry: dict[str, Any]) -> None:
@@ -220,32 +211,51 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 1]}…"
 
 
-@dataclass
-class Journals:
-    """Where the journal of a measurement goes, known before what it belongs to is.
+def fingerprint(
+    environment: Mapping[str, Any],
+    configuration: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    encoded: Sequence[Sequence[int]],
+    request: ReportRequest | None,
+) -> Fingerprint:
+    """What must be equal for rows to be continued.
 
-    Attributes:
-        path: the file; None for one in ``folder`` that is named after the fingerprint.
-        folder: of journals that nobody named; the newest `KEPT` stay.
-        resume: go on with a journal that is there; otherwise it is deleted.
-        opened: the journal, once a measurement began it.
+    Every switch, the models' weights, the prompts and their tokens, the engine's source, the request, the
+    machine with its versions, and its boot: rows of two machines, or of two states of one, are not mixed.
     """
+    machine = {key: value for key, value in environment.items() if key not in VOLATILE}
+    models = {
+        f"{role} {key}": value
+        for role, card in environment["models"].items()
+        for key, value in card.items()
+        if key != "cache_layers"  # a list; the weights and the engine's source determine it
+    }
+    bound = {} if request is None else request.model_dump()
+    return {
+        **configuration,
+        **{f"version of {name}": value for name, value in environment["versions"].items()},
+        **models,
+        **{f"request {name}": value for name, value in bound.items()},
+        "engine source": environment["git"]["source_sha256"],
+        "prompts": _prompts_digest(prompts, encoded),
+        "machine": hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest(),
+        "boot": boot_session(),
+    }
 
-    path: Path | None
-    folder: Path
-    resume: bool = True
-    opened: Journal | None = None
 
-    def open(self, fingerprint: Fingerprint) -> Journal:
-        """Open the journal that belongs to the fingerprint; see `Journal.open`."""
-        path = self.path or self.folder / f"{_key_of(fingerprint)}.jsonl"
-        self.opened = Journal.open(path, fingerprint, resume=self.resume)
-        if self.path is None:
-            found = sorted(self.folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
-            for old in found[:-KEPT]:
-                old.unlink(missing_ok=True)
-        return self.opened
+def _prompts_digest(prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]]) -> str:
+    lines = [
+        [prompt.id, tokens_digest(tokens), prompt.instruction, prompt.needle and asdict(prompt.needle)]
+        for prompt, tokens in zip(prompts, encoded, strict=True)
+    ]
+    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
 
-def _key_of(fingerprint: Fingerprint) -> str:
-    return hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:32]
+def boot_session() -> str | None:
+    """The system's id of the time since it was started; None where there is none."""
+    if sys.platform == "darwin":
+        return sysctl("kern.bootsessionuuid") or None
+    try:
+        return BOOT.read_text().strip()
+    except OSError:
+        return None

@@ -1,34 +1,53 @@
-"""The shoot-out of KV policies: what each stores, what that does to keys, values, answers, drafts and speed.
+"""The shoot-out of KV policies: what each stores, and its effect on keys, values, answers, drafts and speed.
 
 Arms: the oracle (mlx-lm's plain decoding), ``native`` (our loop, all keys and values kept) as baseline, our
 loop under every policy, and the control ``no_needle``. A policy that restores comes with its controls. All
-arms run every prompt, interleaved: retrieval prompts, whose needles lie beyond every window and which
-are decoded for an answer's length, and prompts without a needle that are decoded for longer, so that drafts
-and speed rest on more tokens. Greedy, one block length for all, the drafter's taps taken from the target as
-the policy leaves it. The first retrieval prompts are run once more, untimed, to look into live caches.
+arms run every prompt: retrieval prompts, whose needles are before every window and which are decoded for an
+answer's length, and prompts without a needle that are decoded for longer, so that drafts and speed rest on
+more tokens. Greedy, one block length for all, the drafter's hidden states from the target as the policy
+leaves it. The first retrieval prompts are run once more, untimed, to compare live caches with native ones:
+
+    distortion = sum over layers, heads, positions of |x - y|² / sum of |x|²      x native, y the policy's
+
+of what the next query would see in the layers that the policy applies to. A position that the native cache
+sees and the policy's no longer holds counts as lost, y = 0. What the policy sees beyond the native cache
+(pinned positions of a sliding layer) is not compared.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Unpack
+
+import mlx.core as mx
 
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
+from engine.cache.stats import KVUse, VisibleRows, held, kv_use
 from engine.config import Engine, Options, open_engine
-from engine.device import Runtime
-from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.environment import describe
-from engine.evaluation.fingerprint import fingerprint
+from engine.device import Runtime, read_float, wait
+from engine.errors import ConfigurationError, GenerationError, PromptError
 from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
-from engine.evaluation.interleave import Lane, Progress, run_interleaved, scored_rows
-from engine.evaluation.journal import Journals
-from engine.evaluation.kv_arms import NO_NEEDLE, ORACLE, Examiner, arms_of, cards_of, runner
-from engine.evaluation.prompts import Prompt, load_prompts
-from engine.evaluation.report import Arm, Report, now
-from engine.evaluation.system_load import StrainWatch
-from engine.evaluation.templates import ChatSwitches
-from engine.evaluation.throughput import configuration, encode_all
+from engine.evaluation.measure import (
+    ArmRun,
+    BoundedSwitches,
+    Context,
+    Evaluation,
+    MakeRow,
+    at_least,
+    encode_all,
+    models,
+    our_arm,
+    plain_arm,
+    run_arm,
+    scored_rows,
+    under,
+)
+from engine.evaluation.prompts import Prompt, answer_of, load_prompts
+from engine.evaluation.report import Arm, Distortion, Report, sample
+from engine.generate import ChatSwitches, Outcome
+from engine.restoration.sources import LEARNED
+from engine.session import Session
+from engine.target.folder import ModelCard
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
-from evidence_format.model import ReportRequest
 from evidence_format.policies import MEANINGFUL
 
 POLICIES = (
@@ -47,35 +66,36 @@ POLICIES = (
     "restored:zeros",
     "restored:noise",
 )
-CONTEXT, DEPTHS, PER_DEPTH = 440, (0.0, 0.2, 0.4, 0.6, 0.8), 4
+DEPTHS = (0.0, 0.2, 0.4, 0.6, 0.8)  # of the retrieval prompts; their other defaults are those of Haystack
 BLOCK = "8"
 NO_PROMPTS = "none"
-EXAMINED = 10  # prompts on which live caches are looked into: two of every depth
+EXAMINED = 10  # prompts on which live caches are compared: two of every depth
+Layers = dict[int, VisibleRows]
+ORACLE, BASELINE, NO_NEEDLE = "oracle", "native", "no_needle"
+MOST_ARMS = 32  # of a report
+# Of sources listed together the first is under test; the others, exact and noise always, are its controls.
+TESTED = (LEARNED, "exact", "zeros", "noise")
+CONTROLS = ("exact", "noise")
 
 
 @dataclass(frozen=True)
-class KVSwitches:
+class KVSwitches(BoundedSwitches):
     """What the command line can set about a shoot-out.
 
     Attributes:
-        policies: what `--kv` takes, each.
-        haystack: of the retrieval prompts.
-        answer_tokens: tokens to generate for one of them.
-        speed_prompts: a set or a file of prompts without a needle, or ``none``.
-        speed_limit: at most so many of them.
-        max_tokens: tokens to generate for one of them.
-        seed: of the retrieval prompts.
+        haystack: of the retrieval prompts; ``answer_tokens`` are generated for each.
+        speed_prompts: a set or a file of prompts without a needle, or ``none``; at most ``speed_limit`` of
+            them, ``max_tokens`` for each.
         claim_parity: policies for which recall parity with the oracle is claimed.
         claim_bytes: ``POLICY=BYTES``, the most resident bytes claimed of a policy.
-        chat: how prompts are put to the model.
     """
 
     policies: tuple[str, ...] = POLICIES
-    haystack: Haystack = field(default_factory=lambda: with_defaults(Haystack()))
-    answer_tokens: int = 16
+    haystack: Haystack = field(default_factory=lambda: Haystack().with_defaults(depths=DEPTHS))
+    answer_tokens: int = at_least(16)
     speed_prompts: str = "code"
-    speed_limit: int = 8
-    max_tokens: int = 64
+    speed_limit: int = at_least(8)
+    max_tokens: int = at_least(64)
     seed: int = 0
     claim_parity: tuple[str, ...] = ()
     claim_bytes: tuple[str, ...] = ()
@@ -83,12 +103,7 @@ class KVSwitches:
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
-        self.haystack.check()
-        self.chat.check()
-        for name in ("answer_tokens", "speed_limit", "max_tokens"):
-            if getattr(self, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigurationError(f"{flag} must be at least 1, not {getattr(self, name)}")
+        super().check()
         if self.answer_tokens > self.max_tokens:
             raise ConfigurationError(
                 f"--answer-tokens {self.answer_tokens} is more than --max-tokens {self.max_tokens}"
@@ -118,11 +133,7 @@ class KVSwitches:
 
     @property
     def bytes_claimed(self) -> list[tuple[KVPolicy, int]]:
-        """The policies of `claim_bytes`, each with the most bytes.
-
-        Raises:
-            ConfigurationError: it is not written POLICY=BYTES.
-        """
+        """The policies of `claim_bytes`, each with the most bytes."""
         found = []
         for text in self.claim_bytes:
             policy, _, count = text.rpartition("=")
@@ -131,27 +142,9 @@ class KVSwitches:
             found.append((parse_policy(policy), int(count)))
         return found
 
-    @property
-    def widest(self) -> int:
-        """The most positions that a policy keeps where it drops others."""
-        return max((each.span for each in self.parsed), default=0)
-
-
-def with_defaults(haystack: Haystack) -> Haystack:
-    """The retrieval prompts of a shoot-out, where nothing else was said."""
-    return Haystack(
-        CONTEXT if haystack.context is None else haystack.context,
-        DEPTHS if haystack.depths is None else haystack.depths,
-        PER_DEPTH if haystack.per_depth is None else haystack.per_depth,
-    )
-
 
 def settled(options: Options) -> Options:
-    """The engine's switches with the shoot-out's defaults: the shipped drafter alone, and one block length.
-
-    Raises:
-        ConfigurationError: a policy was given where they are compared.
-    """
+    """The switches with the shoot-out's defaults: the shipped drafter alone, and one block length."""
     if options.kv != NATIVE.spec:
         raise ConfigurationError(
             f"eval kv compares policies; give --policies {options.kv!r} in place of --kv"
@@ -165,11 +158,7 @@ def settled(options: Options) -> Options:
 
 
 def open_shootout(options: Options) -> Engine:
-    """The engine that the arms share; a projector is for the policies, not for it.
-
-    Raises:
-        ConfigurationError, ModelError: see `engine.config.open_engine`.
-    """
+    """The engine that the arms share; a projector is for the policies, not for it."""
     return replace(open_engine(replace(options, projector=None)), options=options)
 
 
@@ -177,65 +166,45 @@ def measure_kv(
     engine: Engine,
     switches: KVSwitches,
     runtime: Runtime,
-    *,
-    progress: Progress,
-    request: ReportRequest | None = None,
-    journals: Journals | None = None,
+    **context: Unpack[Context],
 ) -> Report:
-    """Run all arms over all prompts.
-
-    Raises:
-        ConfigurationError: a switch does not make sense, a policy does not fit the model, there are more arms
-            than a report holds, or the journal belongs to another run.
-        ModelError: the model's attention cannot read what a policy keeps.
-        PromptError: a prompt does not fit the model, or is too short for needles beyond every window or for
-            anything to be restored.
-    """
+    """Run all arms over all prompts."""
     switches.check()
-    started, watch = now(), StrainWatch()
     arms = arms_of(engine, switches.parsed)
-    cards = cards_of(arms)
+    evaluation = Evaluation("kv", "eval kv", engine, switches, runtime, **context, cards=_cards_of(arms))
     prompts = made_prompts(engine, switches)
     emptied = [prompt.without_needle() if prompt.needle else prompt for prompt in prompts]
     encoded, empty = (encode_all(engine, some, switches.chat) for some in (prompts, emptied))
     _refuse_short(prompts, encoded, switches.parsed)
-    settings = configuration(engine, runtime, "eval kv", switches)
-    environment = describe(runtime, watch, cards)
-    marks = fingerprint(environment, settings, prompts, encoded, request)
-    journal = journals.open(marks) if journals else None
     limits = {
         tuple(tokens): switches.max_tokens if prompt.needle is None else switches.answer_tokens
         for prompt, tokens in zip([*prompts, *prompts], [*encoded, *empty], strict=True)
     }
-    examiner, plain = Examiner(arms[0][0], encoded[:EXAMINED]), scored_rows(engine.target.tokenizer)
-    lanes = []
-    for of, arm in arms:
+    examiner, plain_row = _Examiner(arms[0][0], encoded[:EXAMINED]), scored_rows(engine.target.tokenizer)
+
+    def run_of(of: Engine, arm: Arm) -> ArmRun:
+        def run(some: Sequence[list[int]]) -> list[Outcome]:
+            return [run_arm(of, arm, tokens, limits[tuple(tokens)], of.new_draft_length()) for tokens in some]
+
         asked, tokens = (emptied, empty) if arm.control == NO_NEEDLE else (prompts, encoded)
-        row = plain if of.policy == NATIVE else examiner.rows(of)
-        lanes.append(
-            Lane(arm, asked, tokens, run=runner(of, arm, limits), row=row, phase=f"running {arm.name}")
-        )
-    total = len(lanes) * len(prompts)
-    for number, lane in enumerate(lanes, 1):
-        progress(0, total, "warming up", f"{lane.arm.name}, {number} of {len(lanes)}")
-        lane.run([lane.encoded[0], lane.encoded[-1]])
-    course = run_interleaved(lanes, progress=progress, journal=journal)
-    progress(total, total, "checking", "kv")
-    return Report.build(
-        "kv",
-        started=journal.started if journal else started,
-        claims=_claims([arm for _, arm in arms], switches),
-        environment=describe(runtime, watch, cards),
-        configuration=settings | {"resumed": course.resumed},
-        arms=[arm for _, arm in arms],
-        order=course.order,
-        restarts=course.restarts,
-        request=request,
-    )
+        row = plain_row if of.policy == NATIVE else examiner.rows(of)
+        return ArmRun(arm, asked, tokens, run, row, f"running {arm.name}")
+
+    evaluation.runs += [run_of(of, arm) for of, arm in arms]
+
+    def warm_up() -> None:
+        for number, each in enumerate(evaluation.runs, 1):
+            evaluation.progress(
+                0, evaluation.total, "warming up", f"{each.arm.name}, {number} of {len(arms)}"
+            )
+            each.run([each.encoded[0], each.encoded[-1]])
+
+    evaluation.run(warm_up)
+    return evaluation.report(_claims([arm for _, arm in arms], switches), "kv")
 
 
 def made_prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
-    """Retrieval prompts, their needles beyond every window, then those that are decoded for longer."""
+    """Retrieval prompts, their needles before every window, then those that are decoded for longer."""
     made = retrieval_prompts(
         GENERATED,
         switches.haystack,
@@ -243,7 +212,7 @@ def made_prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
         limit=None,
         seed=switches.seed,
         switches=switches.chat,
-        beyond=switches.widest,
+        beyond=max((each.span for each in switches.parsed), default=0),
     )
     if switches.speed_prompts == NO_PROMPTS:
         return made
@@ -267,14 +236,165 @@ def _refuse_short(
 
 
 def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
-    """What the report asks to be believed for."""
-    claims: list[dict[str, Any]] = [
+    parity = [
         {"name": "recall_parity", "arm": parse_policy(text).spec, "baseline": ORACLE}
         for text in switches.claim_parity
     ]
-    claims += [
+    resident = [
         {"name": "resident_bytes", "arm": policy.spec, "at_most": most}
         for policy, most in switches.bytes_claimed
     ]
     restoring = [arm.name for arm in arms if arm.role == "sut" and arm.restoration in MEANINGFUL]
-    return claims + [{"name": "restoration", "arm": name} for name in restoring]
+    return [*parity, *resident, *({"name": "restoration", "arm": name} for name in restoring)]
+
+
+def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, Arm]]:
+    """Empty arms and their engines: oracle, baseline, policies and their controls, ``no_needle``."""
+    native = replace(engine, policy=NATIVE, restoration=None)
+    arms = [(native, plain_arm(ORACLE, "oracle")), (native, our_arm(native, BASELINE, "baseline"))]
+    for policy, control in with_controls(policies).items():
+        ours = under(engine, policy)
+        arms.append((ours, our_arm(ours, policy.spec, "control" if control else "sut", control)))
+    arms.append((native, our_arm(native, NO_NEEDLE, "control", NO_NEEDLE)))
+    if len(arms) > MOST_ARMS:
+        raise ConfigurationError(
+            f"--policies asks for {len(arms)} arms, controls included; a report holds {MOST_ARMS}"
+        )
+    return arms
+
+
+def _cards_of(arms: Sequence[tuple[Engine, Arm]]) -> dict[str, ModelCard]:
+    """The cards of all models that run in any arm, by role."""
+    cards = models(arms[0][0])
+    for engine, _ in arms:
+        if engine.restoration is not None and engine.restoration.learned is not None:
+            cards["projector"] = engine.restoration.learned.card
+    return cards
+
+
+def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
+    """Every policy to run, each with the control it is, or None for one under test.
+
+    Policies that restore alike but for their source belong together, and get the controls they lack.
+    """
+    found: dict[KVPolicy, str | None] = {}
+    for policy in policies:
+        if policy.source is None:
+            found[policy] = None
+            continue
+        alike = {source: replace(policy, source=source) for source in TESTED}
+        listed = [source for source in TESTED if alike[source] in policies]
+        for source in dict.fromkeys((*listed, *CONTROLS)):
+            found[alike[source]] = None if source == listed[0] else source
+    return found
+
+
+class _Examiner:
+    """Makes rows; those of the examined prompts say what caches hold and how far it is from native caches."""
+
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
+        self._engine = engine  # its caches are native
+        self._examined = {tuple(tokens) for tokens in prompts}
+        self._prompt: tuple[int, ...] = ()  # the last one, and what native caches hold of it
+        self._native: Layers = {}
+
+    def rows(self, engine: Engine) -> MakeRow:
+        """Rows of one arm; ``engine`` has its policy."""
+
+        def row(prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
+            answer = answer_of(engine.target.tokenizer, tokens, outcome.text)
+            if tuple(tokens) not in self._examined:
+                return sample(prompt, tokens, outcome, answer_text=answer)
+            if self._prompt != tuple(tokens):
+                self._prompt, self._native = tuple(tokens), held_after(self._engine, tokens)
+            found = examine(engine, tokens, outcome.tokens, self._native)
+            use = outcome if outcome.kv is not None else replace(outcome, kv=found.use)
+            return sample(prompt, tokens, use, answer_text=answer, distortion=found.distortion)
+
+        return row
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What caches of a policy held after a prompt, in the layers that it applies to."""
+
+    distortion: Distortion
+    use: KVUse  # plain numbers count as their dtype, codes as they are stored
+
+
+def examine(engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Layers) -> Examined:
+    """Run a prompt and what was generated under the engine's policy once more, and compare the caches.
+
+    Args:
+        engine: models and switches.
+        tokens: the prompt.
+        generated: what followed; the last token is in no cache.
+        native: what `held_after` gave for the prompt and native caches.
+    """
+    layers = engine.policy.chosen_layers(engine.target.target.model)
+    with _session(engine) as session:
+        _prefill(session, tokens, engine.options.prefill_chunk)
+        found = distortion(native, _rows(session.caches), layers)
+        if generated[:-1]:
+            session.take_in(generated[:-1])
+        return Examined(found, kv_use(session.caches) or _plain_use(session.caches, layers))
+
+
+def held_after(engine: Engine, tokens: Sequence[int]) -> Layers:
+    """What caches of the engine's policy hold of a whole prompt, by layer."""
+    with _session(engine) as session:
+        _prefill(session, tokens, engine.options.prefill_chunk)
+        return _rows(session.caches)
+
+
+def distortion(native: Layers, ours: Layers, layers: Sequence[int]) -> Distortion:
+    """Relative squared error of keys and of values over some layers; 0 for none."""
+    sums = [0.0] * 4  # squared differences of keys and of values, squares of keys and of values
+    for layer in layers:
+        if layer not in native or layer not in ours:
+            raise GenerationError(f"layer {layer} holds no keys and values to compare")
+        reference, found = native[layer], ours[layer]
+        for index, name in enumerate(("keys", "values")):
+            whole = getattr(reference, name).astype(mx.float32)
+            aligned = _aligned(found.positions, getattr(found, name), reference).astype(mx.float32)
+            sums[index] += read_float(mx.square(whole - aligned).sum())
+            sums[2 + index] += read_float(mx.square(whole).sum())
+    keys, values, all_keys, all_values = sums
+    return Distortion(keys / all_keys if all_keys else 0.0, values / all_values if all_values else 0.0)
+
+
+def _aligned(positions: Sequence[int], rows: mx.array, reference: VisibleRows) -> mx.array:
+    """Rows at the reference's positions, zeros for lost ones: [1, KV heads, n, D]."""
+    place = {position: index for index, position in enumerate(positions)}
+    index = [place.get(position, len(positions)) for position in reference.positions]
+    lost = mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
+    return mx.concatenate([rows, lost], axis=2)[:, :, mx.array(index)]
+
+
+def _session(engine: Engine) -> Session:
+    options = replace(engine.options, compiled=False)
+    return replace(engine, options=options, drafter=None).open_session(1)
+
+
+def _prefill(session: Session, tokens: Sequence[int], chunk: int) -> None:
+    """Compute a prompt as decoding does: in chunks, its last token by itself."""
+    for start in range(0, len(tokens) - 1, chunk):
+        session.take_in(tokens[start : min(start + chunk, len(tokens) - 1)])
+    session.transaction.begin(len(session.carried) + 1)
+    session.forward(mx.array([[*session.carried, tokens[-1]]], mx.int32))
+    session.commit(tokens[-1:], None)
+
+
+def _rows(caches: Sequence[Any]) -> Layers:
+    """What the caches hold, computed; layers without keys and values are left out."""
+    found = {layer: rows for layer, cache in enumerate(caches) if (rows := held(cache)) is not None}
+    wait([(rows.keys, rows.values) for rows in found.values()])
+    return found
+
+
+def _plain_use(caches: Sequence[Any], layers: Sequence[int]) -> KVUse:
+    """What some layers hold in plain numbers."""
+    found = _rows(caches)
+    pairs = [(found[layer].keys, found[layer].values) for layer in layers]
+    values = sum(keys.size + rows.size for keys, rows in pairs)
+    return KVUse(tuple(layers), values, sum(keys.nbytes + rows.nbytes for keys, rows in pairs))

@@ -11,9 +11,8 @@ import mlx.core as mx
 
 from engine.cache.ring import SlidingRing
 from engine.device import INSTALL_HINT, Runtime
-from engine.evaluation.environment import describe
+from engine.evaluation.environment import LoadWatch, describe
 from engine.evaluation.report import Report, now
-from engine.evaluation.system_load import StrainWatch
 from evidence_format.model import ReportRequest
 
 SIZE = 512
@@ -21,7 +20,7 @@ SIZE = 512
 
 def probe_machine(runtime: Runtime, request: ReportRequest | None = None) -> Report:
     """Look at the machine."""
-    started, watch = now(), StrainWatch()
+    started, watch = now(), LoadWatch()
     facts: dict[str, Any] = {
         "command": "probe",
         "product_gflop_per_s": round(_product_rate(), 1),

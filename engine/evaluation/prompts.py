@@ -1,16 +1,17 @@
-"""Prompts: the shipped sets, anyone's own files, and their tokens.
+"""Prompts: the shipped sets, a user's own files, their tokens, and the answer in a model's text.
 
-A file holds one JSON object a line: ``id``, ``kind`` (code, chat, retrieval or a name of your own), and
+A file holds one JSON object per line: ``id``, ``kind`` (code, chat, retrieval or a name of your own), and
 either ``prompt`` (raw text) or ``messages`` (for the model's chat template). Retrieval prompts add
 ``needle`` (the sentence of the prompt that holds the answer), ``answer`` and ``depth`` (0 to 1);
-``instruction`` may say what the prompt asks beside its content, so that foreign instructions can be told.
-Files of gsm8k, HumanEval, MBPP and MT-bench are read as they are, see `engine.evaluation.layouts`.
+``instruction`` may say what the prompt asks beyond its content, so that foreign instructions are
+recognised. Files of gsm8k, HumanEval, MBPP and MT-bench are read as published.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -18,10 +19,9 @@ from typing import Any
 
 from engine import generate
 from engine.errors import PromptError, wrap_errors
-from engine.evaluation.layouts import translated
 from engine.generate import ChatSwitches
 from evidence_format.prompt_sets import known_sets
-from evidence_format.text import prompt_set
+from evidence_format.text import BARE_SETS, MARKS, prompt_set, without_reasoning
 
 SHIPPED = Path(__file__).parent / "prompts"
 SHIPPED_SETS = ("code", "chat", "retrieval")
@@ -29,7 +29,8 @@ FIELDS = {"id", "kind", "prompt", "messages", "answer", "needle", "depth", "inst
 ROLES = ("system", "user", "assistant")
 LONGEST = 400  # characters of an id, a needle or an answer; no report holds longer ones
 SHOWN = 40  # characters of a text that a refusal quotes
-SHORTEST_ANSWER = 2  # one character turns up in any text
+SHORTEST_ANSWER = 2  # one character occurs in any text
+TAIL = 16  # tokens of a prompt in which the template may have opened the reasoning
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,12 @@ class Prompt:
         return hashlib.sha256(source.encode("ascii")).hexdigest()
 
     def without_needle(self) -> "Prompt":
-        """The same prompt with the needle's sentence taken out."""
+        """The same prompt with the needle's sentence cut out."""
         if self.needle is None or self.text is None:
             raise PromptError(f"prompt {self.id} has no needle to take out")
-        return replace(self, text=_cut(self.text, self.needle.sentence))
+        before, _, after = self.text.partition(self.needle.sentence)
+        text = before.rstrip(" ") + after if after.startswith((" ", "\n")) else before + after
+        return replace(self, text=text)
 
 
 def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Prompt]:
@@ -76,39 +79,38 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
     Args:
         name: ``code``, ``chat``, ``retrieval``, several of them joined by commas, ``all``, or a file.
         limit: at most so many of each kind.
-        seed: 0 takes them in the file's order; another number draws them in an order of its own.
-
-    Raises:
-        PromptError: an unknown set, an unreadable file, or a line that is not a prompt.
+        seed: 0 keeps the file's order; another number shuffles.
     """
     names = SHIPPED_SETS if name == "all" else tuple(name.split(","))
-    if all(part in SHIPPED_SETS for part in names):
-        files = [SHIPPED / f"{part}.jsonl" for part in names]
-    elif Path(name).is_file():
-        files = [Path(name)]
-    else:
+    is_shipped = all(part in SHIPPED_SETS for part in names)
+    if not is_shipped and not Path(name).is_file():
         raise PromptError(f"prompts: {name!r} is neither all, {', '.join(SHIPPED_SETS)} nor a file")
+    files = [SHIPPED / f"{part}.jsonl" for part in names] if is_shipped else [Path(name)]
     prompts = [prompt for file in files for prompt in _read(file)]
-    if not all(part in SHIPPED_SETS for part in names):
+    if not is_shipped:
         _refuse_shipped(prompts)
-    _refuse_copies(prompts)
-    identifiers = [prompt.id for prompt in prompts]
-    if twice := {identifier for identifier in identifiers if identifiers.count(identifier) > 1}:
-        raise PromptError(f"{name}: id {sorted(twice)[0]!r} occurs twice")
+    sources: dict[str, str] = {}
+    for prompt in prompts:
+        if (other := sources.setdefault(prompt.source_sha256, prompt.id)) != prompt.id:
+            raise PromptError(f"{other} and {prompt.id} are the same prompt; remove one")
+    counts = Counter(prompt.id for prompt in prompts)
+    if twice := sorted(identifier for identifier, count in counts.items() if count > 1):
+        raise PromptError(f"{name}: id {twice[0]!r} occurs twice")
     if seed:
         Random(seed).shuffle(prompts)  # noqa: S311 - a reproducible draw, nothing secret
-    taken: dict[str, int] = {}
+    kinds: Counter[str] = Counter()
     chosen = []
     for prompt in prompts:
-        taken[prompt.kind] = taken.get(prompt.kind, 0) + 1
-        if limit is None or taken[prompt.kind] <= limit:
+        kinds[prompt.kind] += 1
+        if limit is None or kinds[prompt.kind] <= limit:
             chosen.append(prompt)
     return chosen
 
 
 def _refuse_shipped(prompts: Sequence[Prompt]) -> None:
-    """Raise PromptError for a shipped prompt, or another one under its id, in a file of one's own: the gate
-    knows these prompts by digest, and wants all that a set and its limit select.
+    """Raise PromptError for a shipped prompt, or another one under its id, in a user's file.
+
+    The gate knows shipped prompts by digest, and expects all that a set and its limit select.
     """
     known = known_sets()
     for prompt in prompts:
@@ -119,13 +121,27 @@ def _refuse_shipped(prompts: Sequence[Prompt]) -> None:
             raise PromptError(f"the id {prompt.id} is taken by a shipped prompt; rename this one")
 
 
-def _refuse_copies(prompts: Sequence[Prompt]) -> None:
-    """Raise PromptError for one prompt under two ids."""
-    seen: dict[str, str] = {}
+def refuse_unsound(prompts: Sequence[Prompt]) -> None:
+    """Raise PromptError where a recall of these prompts, each with a needle, would prove nothing."""
+    first: dict[str, Prompt] = {}
     for prompt in prompts:
-        earlier = seen.setdefault(prompt.source_sha256, prompt.id)
-        if earlier != prompt.id:
-            raise PromptError(f"{earlier} and {prompt.id} are the same prompt; remove one")
+        needle, text, name = prompt.needle, prompt.text, prompt_set(prompt.id)
+        if needle and text and needle.answer in text.replace(needle.sentence, "", 1):
+            raise PromptError(
+                f"prompt {prompt.id} holds its answer {needle.answer!r} outside its needle; remove it there"
+            )
+        if name in BARE_SETS and prompt.instruction:
+            raise PromptError(
+                f"prompt {prompt.id} is of set {name}, whose prompts hold no instruction, but asks "
+                f"{prompt.instruction[:SHOWN]!r}; give it an id of another set, such as needle-1"
+            )
+        other = first.setdefault(name, prompt)
+        if other.instruction != prompt.instruction:
+            raise PromptError(
+                f"prompts {other.id} and {prompt.id} are of one set, {name!r}, but ask differently "
+                f"({other.instruction[:SHOWN]!r}, {prompt.instruction[:SHOWN]!r}); "
+                f"give one of them an id of another set, such as other-{name or 'set'}-1"
+            )
 
 
 def encode(
@@ -142,6 +158,17 @@ def encode(
 def tokens_of(prompt: Prompt, tokenizer: Any, switches: ChatSwitches) -> list[int]:
     """Token ids of a prompt, however many; see `engine.generate.tokens_of`."""
     return generate.tokens_of(prompt.content, tokenizer, switches, prompt.id)
+
+
+def answer_of(tokenizer: Any, prompt: Sequence[int], text: str) -> str:
+    """A model's text without its reasoning, stripped where reasoning was removed.
+
+    Reasoning is what is between marks of the table `MARKS`. The opening mark may be missing because the chat
+    template wrote it (``prompt`` ends with it), the closing one because the text was cut short.
+    """
+    tail = str(tokenizer.decode(list(prompt[-TAIL:]))).rstrip() if prompt else ""
+    opened = (number for number, (begin, _) in enumerate(MARKS) if tail.endswith(begin))
+    return without_reasoning(text, next(opened, None))
 
 
 def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:
@@ -166,7 +193,7 @@ def _read(file: Path) -> list[Prompt]:
         place = f"{file} line {number}"
         with wrap_errors(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
             row = json.loads(line)
-            _refuse_halves(row)
+            _refuse_surrogates(row)
             prompts.append(_parse(row, number))
     if not prompts:
         raise PromptError(f"{file} holds no prompts")
@@ -176,7 +203,7 @@ def _read(file: Path) -> list[Prompt]:
 def _parse(row: Any, number: int) -> Prompt:
     if not isinstance(row, dict):
         raise TypeError("not a JSON object")
-    row = translated(row, number)
+    row = _translated(row, number)
     if unknown := sorted(set(row) - FIELDS):
         raise ValueError(f"unknown fields {', '.join(unknown)}")
     identifier, kind = str(row["id"]), str(row.get("kind", "raw"))
@@ -200,7 +227,6 @@ def _parse(row: Any, number: int) -> Prompt:
 
 
 def _needle(row: dict[str, Any], text: str | None) -> Needle:
-    """The needle of a retrieval prompt, one of which a report can say that it was found."""
     needle = Needle(str(row["needle"]).strip(), str(row["answer"]), float(row.get("depth", 0.0)))
     if not 1 <= len(needle.sentence) <= LONGEST:
         raise ValueError(f"needle must have 1 to {LONGEST} characters, not {len(needle.sentence)}")
@@ -208,7 +234,7 @@ def _needle(row: dict[str, Any], text: str | None) -> Needle:
         raise ValueError("the needle's sentence is not in the prompt")
     if len(needle.answer.strip()) < SHORTEST_ANSWER or needle.answer not in needle.sentence:
         raise ValueError(
-            f"answer must be at least {SHORTEST_ANSWER} characters that stand in the needle, "
+            f"answer must be at least {SHORTEST_ANSWER} characters that occur in the needle, "
             f"not {needle.answer[:SHOWN]!r}"
         )
     if not 0 <= needle.depth <= 1:
@@ -216,7 +242,7 @@ def _needle(row: dict[str, Any], text: str | None) -> Needle:
     return needle
 
 
-def _refuse_halves(row: Any) -> None:
+def _refuse_surrogates(row: Any) -> None:
     """Raise ValueError for a text that no report, and no tokenizer, can hold."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
@@ -240,6 +266,39 @@ def _instruction(text: str, needle: Needle) -> str:
     return re.sub(r"\b[A-Z]\w*", lambda word: "{}" if word[0] in words else word[0], question).strip()
 
 
-def _cut(text: str, sentence: str) -> str:
-    before, _, after = text.partition(sentence)
-    return before.rstrip(" ") + after if after.startswith((" ", "\n")) else before + after
+def _conversation(identifier: str, kind: str, text: str) -> dict[str, Any]:
+    return {"id": identifier, "kind": kind, "messages": [{"role": "user", "content": text}]}
+
+
+# Lines of well-known sets: fields a line must have, fields it may have, and what is asked in our fields.
+# Answers, tests and solutions are left out: how they are scored is the business of those sets.
+LAYOUTS: tuple[tuple[set[str], set[str], Callable[[dict[str, Any], int], dict[str, Any]]], ...] = (
+    (
+        {"question", "answer"},
+        set(),
+        lambda row, number: _conversation(f"gsm8k-{number}", "gsm8k", row["question"]),
+    ),
+    (
+        {"task_id", "prompt", "entry_point"},
+        {"canonical_solution", "test"},
+        lambda row, _: {"id": row["task_id"], "kind": "humaneval", "prompt": row["prompt"]},
+    ),
+    (
+        {"task_id", "text", "code", "test_list"},
+        {"test_setup_code", "challenge_test_list"},
+        lambda row, _: _conversation(f"mbpp-{row['task_id']}", "mbpp", row["text"]),
+    ),
+    (
+        {"question_id", "category", "turns"},
+        {"reference"},
+        lambda row, _: _conversation(f"mt-bench-{row['question_id']}", str(row["category"]), row["turns"][0]),
+    ),
+)
+
+
+def _translated(row: dict[str, Any], number: int) -> dict[str, Any]:
+    """A line of a well-known set in our fields; any other as it is."""
+    for needed, optional, read in LAYOUTS:
+        if needed <= set(row) <= needed | optional:
+            return read(row, number)
+    return row

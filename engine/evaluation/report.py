@@ -1,7 +1,8 @@
-"""The evidence report: rows, what is derived from them, and the file. Claims are made elsewhere.
+"""The evidence report ``kakeya.evidence/1``: rows, the figures derived from them, and the file.
 
-The format is ``kakeya.evidence/1``. Times are rounded to 1e-7 s in the rows, and everything derived is
-derived from what the rows say then.
+Times are rounded to 1e-7 s in the rows. Figures come from the rows as the file has them, so that a reader who
+recomputes them gets the same numbers. Only the drafter's forwards are counted apart, where its network ran: a
+drafter that drafts without it is noticed.
 """
 
 import json
@@ -11,15 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from engine.errors import EngineError
-from engine.evaluation.arms import Outcome
 from engine.evaluation.prompts import Needle, Prompt
-from engine.evaluation.summary import liveness, parity_summary, summarise
-from evidence_format.model import SCHEMA_ID, ReportRequest
+from engine.generate import Outcome
+from evidence_format.model import SCHEMA_ID, ReportRequest, quotient
 from evidence_format.parse import MAX_BYTES
-from evidence_format.text import text_digest, tokens_digest
+from evidence_format.text import degeneration, text_digest, tokens_digest
+
+FIRST_BLOCKS = 8
+
+Row = dict[str, Any]
 
 
 @dataclass
@@ -34,33 +39,32 @@ class Arm:
     control: str | None = None
     kv: str = "native"  # canonical policy
     restoration: str | None = None  # source of restored keys and values
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[Row] = field(default_factory=list)
     drafter_forwards: int = 0  # behind the samples, for `liveness`; the rows do not hold them
 
-    def take(self, rows: Sequence[dict[str, Any]], drafter_forwards: int) -> None:
-        """Some more rows, and the forwards of the drafter's network behind them."""
+    def add(self, rows: Sequence[Row], drafter_forwards: int) -> None:
+        """Add rows, and the forwards of the drafter's network behind them."""
         self.samples.extend(rows)
         self.drafter_forwards += drafter_forwards
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Drop all rows."""
         self.samples.clear()
         self.drafter_forwards = 0
 
     def document(self) -> dict[str, Any]:
-        """The arm as it stands in the report."""
-        system = {
-            "loop": self.loop,
-            "drafter": self.drafter,
-            "block": self.block,
-            "kv": self.kv,
-            "restoration": self.restoration,
-        }
+        """The arm as the report has it."""
         return {
             "name": self.name,
             "role": self.role,
             "control": self.control,
-            "system": system,
+            "system": {
+                "loop": self.loop,
+                "drafter": self.drafter,
+                "block": self.block,
+                "kv": self.kv,
+                "restoration": self.restoration,
+            },
             "timing_scope": "decode",
             "samples": self.samples,
         }
@@ -84,17 +88,12 @@ def sample(
     *,
     answer_text: str | None = None,
     distortion: Distortion | None = None,
-) -> dict[str, Any]:
-    """A row: what one system made of one prompt.
+) -> Row:
+    """A row: what one system made of one prompt, its needle searched in the answer.
 
-    Args:
-        prompt: the prompt; a needle of it is sought in what the row calls the answer.
-        tokens: its tokens.
-        outcome: what came of it.
-        answer_text: the text without its reasoning, where reasoning was stripped.
-        distortion: of the keys and values, where the policy keeps some otherwise than natively.
+    ``answer_text`` is the text without its reasoning, where reasoning was stripped.
     """
-    row: dict[str, Any] = {
+    row: Row = {
         "prompt_id": prompt.id,
         "prompt_sha256": tokens_digest(tokens),
         "source_sha256": prompt.source_sha256,
@@ -143,9 +142,9 @@ def sample(
 
 
 def needle_fields(needle: Needle, prompt: str, answer: str, text: str) -> dict[str, Any]:
-    """What a prompt hides, and whether it stands in the answer.
+    """What a prompt hides, and whether the answer has it.
 
-    It must stand in the whole text, too: what reasoning was taken out between may not join to a hit.
+    The whole text must have it, too: the pieces around removed reasoning must not join to a hit.
     """
     elsewhere = prompt.replace(needle.sentence, "", 1)
     return {
@@ -160,7 +159,7 @@ def needle_fields(needle: Needle, prompt: str, answer: str, text: str) -> dict[s
 
 @dataclass(frozen=True)
 class Report:
-    """A finished report; `write` puts it into a file."""
+    """A finished report."""
 
     document: dict[str, Any]
 
@@ -205,20 +204,12 @@ class Report:
         return cls(document)
 
     def write(self, path: Path) -> None:
-        """Write the file whole or not at all.
-
-        Raises:
-            EngineError: it is larger than a report may be, or cannot be written.
-        """
+        """Write the file whole or not at all."""
         write_document(path, self.document)
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Write a report, or a record about one, whole or not at all.
-
-    Raises:
-        EngineError: it is larger than a report may be, or cannot be written.
-    """
+    """Write a report, or a record about one, whole or not at all."""
     data = json.dumps(document, allow_nan=False, ensure_ascii=False, indent=1).encode() + b"\n"
     if len(data) > MAX_BYTES:
         raise EngineError(f"the report has {len(data)} bytes, more than {MAX_BYTES}; use a smaller --limit")
@@ -250,3 +241,113 @@ def stamp(moment: datetime) -> str:
 
 def _seconds(value: float) -> float:
     return round(value, 7)
+
+
+def summarise(arms: Sequence[Arm], *, one_graph: bool = False) -> dict[str, Any]:
+    """All derived figures, from the rows alone; with ``one_graph`` the times of blocks, too.
+
+    Systems under test are compared with the baseline, or where there is none, with the oracle.
+    """
+    by_role = {role: [arm for arm in arms if arm.role == role] for role in ("baseline", "oracle", "sut")}
+    references = by_role["baseline"] or by_role["oracle"]
+    figures = {arm.name: _arm_summary(arm.samples) for arm in arms}
+    for arm in arms if one_graph else ():
+        figures[arm.name]["block_s"] = _block_times(arm.samples)
+    return {
+        "arms": figures,
+        "comparisons": [_comparison(arm, other) for other in references[:1] for arm in by_role["sut"]],
+    }
+
+
+def _block_times(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Seconds of draft and verification of the blocks, in the order of the rows; None without any."""
+    seconds = [item["draft_s"] + item["verify_s"] for row in rows for item in row["rounds"]]
+    if not seconds:
+        return None
+    return {"first": seconds[:FIRST_BLOCKS], "max": max(seconds), "mean": sum(seconds) / len(seconds)}
+
+
+def _arm_summary(rows: Sequence[Row]) -> dict[str, Any]:
+    decoded = [len(row["tokens"]) - 1 for row in rows]
+    verified = [item for row in rows for item in row["rounds"] if item["block"] >= 2]
+    needles = [row["needle"]["hit"] for row in rows if "needle" in row]
+    coded = [row["kv"] for row in rows if "kv" in row]
+    generated, decode_s = sum(decoded) + len(rows), sum(row["decode_s"] for row in rows)
+    whole_s = sum(row["prefill_s"] + row["decode_s"] for row in rows)
+    return {
+        "samples": len(rows),
+        "generated_tokens": generated,
+        "decoded_tokens": sum(decoded),
+        "median_decoded_tokens": median(decoded) if decoded else 0,
+        "decode_tokens_per_s": quotient(sum(decoded), decode_s),
+        "end_to_end_tokens_per_s": quotient(generated, whole_s),
+        "verify_rounds": len(verified),
+        "acceptance_length": quotient(sum(item["accepted"] + 1 for item in verified), len(verified)),
+        "recall": quotient(sum(needles), len(needles)),
+        "max_resident_bytes": max((row["cache"]["resident_bytes"] for row in rows), default=None),
+        "stored_bits_per_value": quotient(
+            8 * sum(kv["bytes"] for kv in coded), sum(kv["values"] for kv in coded)
+        ),
+        "key_distortion": _mean([kv["key_distortion"] for kv in coded]),
+        "value_distortion": _mean([kv["value_distortion"] for kv in coded]),
+        "runaway_samples": sum(degeneration(row["tokens"]) is not None for row in rows),
+    }
+
+
+def _mean(figures: Sequence[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return quotient(sum(known), len(known))
+
+
+def _comparison(arm: Arm, baseline: Arm) -> dict[str, Any]:
+    """The arm against the baseline over the prompts both ran."""
+    plain = {row["prompt_id"]: row for row in baseline.samples}
+    pairs = [(row, plain[row["prompt_id"]]) for row in arm.samples if row["prompt_id"] in plain]
+    ours, theirs = (_arm_summary(rows) for rows in ([a for a, _ in pairs], [b for _, b in pairs]))
+    ratios = [
+        (b["decode_s"] / (len(b["tokens"]) - 1)) / (a["decode_s"] / (len(a["tokens"]) - 1))
+        for a, b in pairs
+        if len(a["tokens"]) > 1 and len(b["tokens"]) > 1 and a["decode_s"] > 0
+    ]
+    return {
+        "arm": arm.name,
+        "baseline": baseline.name,
+        "decode_ratio": quotient(ours["decode_tokens_per_s"], theirs["decode_tokens_per_s"]),
+        "median_decode_ratio": median(ratios) if ratios else None,
+        "end_to_end_ratio": quotient(ours["end_to_end_tokens_per_s"], theirs["end_to_end_tokens_per_s"]),
+        "identical_samples": sum(a["tokens"] == b["tokens"] for a, b in pairs),
+        "compared_samples": len(pairs),
+    }
+
+
+def parity_summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of a comparison with a reference, from its rounds."""
+    rows = sum(item["rows"] for item in rounds)
+    paths = [item["path_equal"] for item in rounds if item["path_equal"] is not None]
+    return {
+        "cases": len({item["case"] for item in rounds}),
+        "rounds": len(rounds),
+        "rows": rows,
+        "hidden_max_abs": _largest([item["hidden_max_abs"] for item in rounds]),
+        "logits_max_abs": _largest([item["logits_max_abs"] for item in rounds]),
+        "argmax_agreement": quotient(sum(item["argmax_agreement"] * item["rows"] for item in rounds), rows),
+        "paths_equal": sum(paths),
+        "paths_compared": len(paths),
+    }
+
+
+def _largest(figures: Sequence[float | None]) -> float | None:
+    """The largest figure, or None where there is none or one is missing."""
+    known = [figure for figure in figures if figure is not None]
+    return max(known) if known and len(known) == len(figures) else None
+
+
+def liveness(arms: Sequence[Arm]) -> dict[str, Any]:
+    """What ran behind the rows: forwards of our loop, and those of the drafter's network."""
+    rows = [row for arm in arms for row in arm.samples]
+    return {
+        "rounds": sum(len(row["rounds"]) for row in rows),
+        "drafter_forwards": sum(arm.drafter_forwards for arm in arms),
+        "restored_positions": sum(row.get("restored_positions", 0) for row in rows),
+        "fallbacks": [],
+    }

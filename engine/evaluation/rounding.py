@@ -1,20 +1,87 @@
-"""How differently this model rounds in a block and one token at a time, and how near ties plain decoding was.
+"""Where our output leaves plain decoding's, and how differently this model rounds in blocks.
 
 Blocked and single products add in different orders, so their logits differ in the last bits; where the two
-best logits lie closer together than that, the arms may rightly choose differently. Measured after all timing,
-along the rounds that were run: what a block leaves in the caches is rounded differently too.
+best logits are closer together than that, the arms may choose differently. Measured after all timing, along
+the rounds that were run: what a block leaves in the caches is rounded differently too.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from engine.config import Engine
 from engine.device import read_float, wait
 from engine.evaluation.arms import plain_steps
+from engine.evaluation.report import Arm
 from engine.session import Session
 from engine.target.loading import LoadedTarget
+
+ROUNDING_TEXTS = 3
+MADE_UP_BLOCKS = (2, 4, 8, 16)
+
+
+def compare_with_plain(
+    engine: Engine, encoded: Sequence[Sequence[int]], arms: Sequence[Arm]
+) -> dict[str, Any]:
+    """The ``rounding`` and ``divergences`` of a report; ``arms`` are plain decoding and, if any, ours."""
+    divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *arms)
+    prompts = {found["prompt_id"] for found in divergences}
+    return {"divergences": divergences, "rounding": _measure_rounding(engine, encoded, arms, prompts)}
+
+
+def _measure_rounding(
+    engine: Engine, encoded: Sequence[Sequence[int]], arms: Sequence[Arm], divergent: set[str]
+) -> dict[str, float | int] | None:
+    """Block-against-single logit error along the rounds of the longest texts, and of all that diverge.
+
+    Without drafts the rounds are made up, so that there is a figure. None if all texts are too short.
+    """
+    prompts = dict(zip((row["prompt_id"] for row in arms[0].samples), encoded, strict=True))
+    ours = {row["prompt_id"]: row for row in arms[-1].samples}
+    longest = sorted(arms[0].samples, key=lambda row: len(row["tokens"]), reverse=True)
+    chosen = [
+        *longest[:ROUNDING_TEXTS],
+        *(row for row in longest[ROUNDING_TEXTS:] if row["prompt_id"] in divergent),
+    ]
+    runs = []
+    for plain_row in chosen:
+        rounds = [(item["block"], item["accepted"]) for item in ours[plain_row["prompt_id"]]["rounds"]]
+        if len(arms) == 1:
+            rounds = [(block, block - 1) for block in MADE_UP_BLOCKS]
+        runs.append(Run(prompts[plain_row["prompt_id"]], plain_row["tokens"][:-1], rounds))
+    error = block_error(engine.target, runs, engine.options.prefill_chunk)
+    return error if error["positions"] else None
+
+
+def find_divergences(
+    engine: Engine, encoded: Sequence[Sequence[int]], baseline: Arm, system: Arm
+) -> list[dict[str, Any]]:
+    """The first differing position of every prompt whose tokens differ, with plain decoding's gap there."""
+    plain_rows = {row["prompt_id"]: row["tokens"] for row in baseline.samples}
+    prompts = dict(zip(plain_rows, encoded, strict=True))
+    found = []
+    for row in system.samples:
+        identifier, ours = row["prompt_id"], row["tokens"]
+        theirs = plain_rows[identifier]
+        pairs = zip(ours, theirs, strict=False)
+        position = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
+        if position is None:
+            continue
+        gap = plain_gap(engine.target, prompts[identifier], position, engine.options.prefill_chunk)
+        found.append(
+            {
+                "arm": system.name,
+                "prompt_id": identifier,
+                "position": position,
+                "plain_token": theirs[position],
+                "speculative_token": ours[position],
+                "plain_gap": gap,
+            }
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -29,29 +96,21 @@ class Run:
 def block_error(target: LoadedTarget, runs: Sequence[Run], chunk: int) -> dict[str, float | int]:
     """Largest difference between the logits of the blocks that were run and of single-token forwards.
 
-    Args:
-        target: the model.
-        runs: texts with their rounds; rounds are followed as far as the text goes.
-        chunk: prompt positions per forward.
+    Rounds are followed as far as the text goes; the prompt is computed in forwards of ``chunk`` positions.
 
     Returns:
         ``max_abs_logit_error`` and the number of ``positions`` compared.
     """
     worst, positions = 0.0, 0
     for run in runs:
-        for together, alone in paired_logits(target, run, chunk):
-            error = read_float(mx.abs(together - alone).astype(mx.float32).max())
-            worst, positions = max(worst, error), positions + together.shape[1]
+        for block, single in paired_logits(target, run, chunk):
+            error = read_float(mx.abs(block - single).astype(mx.float32).max())
+            worst, positions = max(worst, error), positions + block.shape[1]
     return {"max_abs_logit_error": worst, "positions": positions}
 
 
 def paired_logits(target: LoadedTarget, run: Run, chunk: int) -> Iterator[tuple[mx.array, mx.array]]:
     """Logits of a text's blocks, run through our session, and of single-token forwards on mlx-lm's caches.
-
-    Args:
-        target: the model.
-        run: the text with its rounds, which are followed as far as the text goes.
-        chunk: prompt positions per forward.
 
     Yields:
         Of each round the logits at the k positions kept: [1, k, V] of the block, [1, k, V] one by one.
@@ -82,7 +141,7 @@ def _round(
 ) -> tuple[mx.array, mx.array]:
     """One block of the session, and as many single steps as are kept of it; both computed."""
     block, kept = lengths
-    fed = [*tokens, *[tokens[-1]] * (block - len(tokens))]  # what was drafted behind does not matter
+    fed = [*tokens, *[tokens[-1]] * (block - len(tokens))]  # drafts after the kept ones do not matter
     session.transaction.begin(len(session.carried) + block)
     together, _ = session.forward(mx.array([[*session.carried, *fed]], mx.int32))
     together = together[:, -block:][:, :kept]
@@ -98,11 +157,9 @@ def _round(
 
 def plain_gap(target: LoadedTarget, prompt: Sequence[int], position: int, chunk: int) -> float:
     """Difference of plain decoding's two best logits at a generated position (0: the first token)."""
-    model = target.target.model
-    for index, (_, scores) in enumerate(
-        plain_steps(model, prompt, position + 1, chunk, make_prompt_cache(model))
-    ):
-        if index == position:
-            best = mx.sort(scores.astype(mx.float32))[-2:]
-            return read_float(best[1] - best[0])
-    raise ValueError(f"plain decoding did not reach position {position}")
+    steps = plain_steps(
+        target.target.model, prompt, position + 1, chunk, make_prompt_cache(target.target.model)
+    )
+    *_, (_, scores) = steps
+    best = mx.sort(scores.astype(mx.float32))[-2:]
+    return read_float(best[1] - best[0])

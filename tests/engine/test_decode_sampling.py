@@ -128,12 +128,11 @@ class Certain:
 OF_PROMPT: dict[str, Callable[[Target], Drafter]] = {"certain": lambda target: Certain()}
 
 
-class Seams:
+class Seams(DraftLength):
     """A draft length that crosses every seam between plain steps and blocks."""
 
-    largest = 4
-
     def __init__(self, seed: int = 0) -> None:
+        super().__init__(4)
         self._random = tiny.seeded(seed)
 
     def start(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.evaluation.templates import answer_of
+from engine.evaluation.prompts import answer_of
 from evidence_format.text import MARKS, opened_variants, without_reasoning
 
 PIECES = [mark for pair in MARKS for mark in pair] + ["a", " ", "\n", "48", "21", "<", "think>"]

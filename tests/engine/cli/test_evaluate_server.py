@@ -80,7 +80,7 @@ def test_a_check_that_fails_is_exit_1_and_no_report(
         (("--model", "x", "--id", "demo"), "--model serves a folder; leave out --registry and --id"),
         (("--drafter", "none"), "--drafter goes with --model"),
         (("--id", "nobody"), "there is no model 'nobody'; there are demo"),
-        (("--kv", "sink-window:4,16"), "there is no KV channel 'sink-window:4,16'"),
+        (("--kv", "sink-window:4,16"), "may not ask for the KV policy sink-window:4,16"),
         (("--id", "demo@native", "--kv", "affine8"), "name one"),
         (("--thinking", "on", "--prompts", "code", "--limit", "1"), "add --chat"),
         (("--request-nonce", "x"), "missing"),

@@ -316,7 +316,7 @@ def test_a_single_array_and_a_foreign_zip_are_exit_2(capsys, tmp_path: Path):
         other.writestr("x_64", "no array")
     code, _, err = codec(capsys, tmp_path / "other.zip")
     assert code == 2
-    assert "x_64 is of type" in err
+    assert "x_64" in err
 
 
 def test_a_huge_file_is_refused_before_it_is_read(

@@ -15,7 +15,7 @@ import pytest
 
 from bridge.evidence.gate import judge
 from engine.cli import run
-from engine.evaluation.throughput import run_arm
+from engine.evaluation.measure import run_arm
 from tests.engine.evaluation.test_prompts import FACT, needle_row, write
 
 ENGINE = [sys.executable, "-I", "-m", "engine"]
@@ -129,14 +129,14 @@ def test_a_run_without_a_report_keeps_its_rows_in_the_state_folder(
 ):
     runs: list[bool] = []
 
-    def stopped(*arguments: Any) -> Any:
+    def stopped(*arguments: Any, **more: Any) -> Any:
         if len(runs) == rows:
             raise KeyboardInterrupt
         runs.append(True)
-        return run_arm(*arguments)
+        return run_arm(*arguments, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr("engine.evaluation.recall.run_arm", stopped)
+        patched.setattr("engine.evaluation.measure.run_arm", stopped)
         assert run(command) == 130
     assert len(list((state / "journals").iterdir())) == (1 if rows else 0)
     capsys.readouterr()

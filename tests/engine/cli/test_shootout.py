@@ -14,7 +14,7 @@ from engine.cli import run
 from engine.cli.tables import KV_NOTES
 from engine.evaluation.haystack import generate
 from engine.evaluation.prompts import tokens_of
-from engine.evaluation.templates import ChatSwitches
+from engine.generate import ChatSwitches
 from engine.target.loading import load_target
 from evidence_format.text import tokens_digest
 from tests.engine.evaluation.test_prompts import needle_row, write

@@ -12,7 +12,7 @@ from engine.cache.policy import parse_policy
 from engine.cache.stats import VisibleRows
 from engine.config import Engine, Options, open_engine
 from engine.errors import GenerationError
-from engine.evaluation.distortion import distortion, examine, held_after
+from engine.evaluation.kv import distortion, examine, held_after
 
 PROMPT = [5 + (7 * index) % 900 for index in range(90)]
 TEXT = [11, 12, 13]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.device import prepare
-from engine.evaluation import environment, system_load
-from engine.evaluation.system_load import StrainWatch
+from engine.evaluation import environment
+from engine.evaluation.environment import LoadWatch
 
 
 def git(folder: Path, *argv: str) -> str:
@@ -31,7 +31,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def describe() -> dict[str, object]:
-    block = environment.describe(prepare(), StrainWatch(), {})["git"]
+    block = environment.describe(prepare(), LoadWatch(), {})["git"]
     assert block["source_sha256"] == environment.source_digest(environment.PACKAGE)
     return {name: block[name] for name in ("sha", "dirty")}
 
@@ -122,8 +122,8 @@ def test_without_a_checkout_nothing_is_said(package: Path) -> None:
 
 
 def test_a_run_that_began_on_battery_was_on_battery(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_load, "power_source", lambda: "battery")
-    watch = StrainWatch()
-    monkeypatch.setattr(system_load, "power_source", lambda: "ac")
+    monkeypatch.setattr(environment, "power_source", lambda: "battery")
+    watch = LoadWatch()
+    monkeypatch.setattr(environment, "power_source", lambda: "ac")
     for _ in range(2):  # for the fingerprint of rows, and for the report
         assert environment.describe(prepare(), watch, {})["power_source"] == "battery"

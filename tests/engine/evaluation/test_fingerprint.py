@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.evaluation.fingerprint import boot_session, fingerprint
-from engine.evaluation.journal import Fingerprint
+from engine.evaluation.journal import Fingerprint, boot_session, fingerprint
 from engine.evaluation.prompts import Needle, raw_prompt
 from evidence_format.model import ReportRequest
 
@@ -79,8 +78,8 @@ def test_a_reboot_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     before = marks()
     assert before["boot"] == boot_session()
     (tmp_path / "boot_id").write_text("another\n")
-    monkeypatch.setattr("engine.evaluation.fingerprint.BOOT", tmp_path / "boot_id")
+    monkeypatch.setattr("engine.evaluation.journal.BOOT", tmp_path / "boot_id")
     monkeypatch.setattr("sys.platform", "linux")
     assert marks()["boot"] == "another"
-    monkeypatch.setattr("engine.evaluation.fingerprint.BOOT", tmp_path / "nowhere")
+    monkeypatch.setattr("engine.evaluation.journal.BOOT", tmp_path / "nowhere")
     assert marks()["boot"] is None

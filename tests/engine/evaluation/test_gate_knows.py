@@ -13,11 +13,12 @@ from engine.config import Options, open_engine
 from engine.device import prepare
 from engine.evaluation.environment import target_card
 from engine.evaluation.kv import KVSwitches
+from engine.evaluation.measure import configuration
 from engine.evaluation.prompts import SHIPPED_SETS, load_prompts
 from engine.evaluation.quality import QualitySwitches
 from engine.evaluation.recall import RecallSwitches
-from engine.evaluation.server_switches import ServerSwitches
-from engine.evaluation.throughput import Switches, configuration
+from engine.evaluation.server import ServerSwitches
+from engine.evaluation.throughput import Switches
 from engine.generate import GenerateSwitches
 from engine.target.loading import LoadedTarget, load_target
 from evidence_format.model import SWITCHES

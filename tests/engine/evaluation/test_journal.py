@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigurationError, EngineError
-from engine.evaluation.journal import Entry, Journal, Journals
+from engine.evaluation.journal import Entry, Journal
 
 MARKS = {"max_tokens": 16, "prompts": "a" * 64, "kv": "native"}
 
@@ -20,7 +20,7 @@ def row(number: int) -> dict[str, Any]:
 
 
 def filled(path: Path, rows: int) -> Journal:
-    journal = Journal.open(path, MARKS)
+    journal = Journal(path).open(MARKS)
     for number in range(rows):
         journal.add(Entry("plain", [row(number)]))
     journal.close()
@@ -29,12 +29,12 @@ def filled(path: Path, rows: int) -> Journal:
 
 def test_finished_rows_come_back_as_they_were(tmp_path: Path):
     first = filled(tmp_path / "new" / "j.jsonl", 3)
-    again = Journal.open(first.path, MARKS)
-    assert again.taken == [Entry("plain", [row(number)]) for number in range(3)]
+    again = Journal(first.path).open(MARKS)
+    assert again.kept == [Entry("plain", [row(number)]) for number in range(3)]
     assert again.started.isoformat() == first.started.isoformat()
     again.add(Entry("plain", [row(3)]))
     again.close()
-    assert len(Journal.open(first.path, MARKS).taken) == 4
+    assert len(Journal(first.path).open(MARKS).kept) == 4
 
 
 @pytest.mark.parametrize("lost", range(1, 200, 7))
@@ -42,8 +42,8 @@ def test_a_line_that_was_not_finished_never_happened(tmp_path: Path, lost: int):
     path = filled(tmp_path / "j.jsonl", 3).path
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(path.read_bytes()[: -min(lost, len(lines[-1]))])
-    journal = Journal.open(path, MARKS)
-    assert len(journal.taken) == 2
+    journal = Journal(path).open(MARKS)
+    assert len(journal.kept) == 2
     journal.add(Entry("plain", [row(2)]))
     journal.close()
     assert path.read_bytes() == b"".join(lines)
@@ -53,7 +53,7 @@ def test_a_line_that_was_not_finished_never_happened(tmp_path: Path, lost: int):
 def test_a_first_line_that_was_not_finished_is_begun_again(tmp_path: Path, length: int):
     path = filled(tmp_path / "j.jsonl", 1).path
     path.write_bytes(path.read_bytes()[:length])
-    assert Journal.open(path, MARKS).taken == []
+    assert Journal(path).open(MARKS).kept == []
 
 
 NO_JOURNALS = {
@@ -73,13 +73,13 @@ def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(tmp_path: Path, 
     path = tmp_path / "notes.txt"
     path.write_bytes(NO_JOURNALS[name])
     with pytest.raises(ConfigurationError, match=r"is no journal.*delete it, or give --journal another FILE"):
-        Journal.open(path, MARKS, resume=resume)
+        Journal(path, resume=resume).open(MARKS)
     assert path.read_bytes() == NO_JOURNALS[name]
 
 
 def test_what_is_no_plain_file_is_refused():
     with pytest.raises(ConfigurationError, match="no plain file"):
-        Journal.open(Path(os.devnull), MARKS)
+        Journal(Path(os.devnull)).open(MARKS)
 
 
 @pytest.mark.parametrize("marks", ["the same", "others"])
@@ -90,14 +90,14 @@ def test_a_refused_journal_keeps_its_unfinished_line(tmp_path: Path, marks: str)
         data = data.replace(b"p-1", b"p-7")
     path.write_bytes(data)
     with pytest.raises(ConfigurationError, match="damaged in line 3" if marks == "the same" else "seed was"):
-        Journal.open(path, MARKS if marks == "the same" else MARKS | {"seed": 3})
+        Journal(path).open(MARKS if marks == "the same" else MARKS | {"seed": 3})
     assert path.read_bytes() == data
-    assert Journal.open(path, MARKS, resume=False).taken == []
+    assert Journal(path, resume=False).open(MARKS).kept == []
 
 
 @pytest.mark.parametrize("how", ["remove", "close"])
 def test_another_file_that_took_the_journals_name_stays(tmp_path: Path, how: str):
-    journal = Journal.open(tmp_path / "j.jsonl", MARKS)
+    journal = Journal(tmp_path / "j.jsonl").open(MARKS)
     (tmp_path / "report").write_text("a report")
     (tmp_path / "report").replace(journal.path)
     getattr(journal, how)()
@@ -105,13 +105,13 @@ def test_another_file_that_took_the_journals_name_stays(tmp_path: Path, how: str
 
 
 def test_rows_given_up_are_not_taken_over(tmp_path: Path):
-    journal = Journal.open(tmp_path / "j.jsonl", MARKS)
+    journal = Journal(tmp_path / "j.jsonl").open(MARKS)
     journal.add(Entry("plain", [row(0)]))
     journal.restart({"after_samples": 1, "reason": "busy"})
     journal.add(Entry("plain", [row(1)]))
     journal.close()
-    again = Journal.open(journal.path, MARKS)
-    assert [entry.rows for entry in again.taken] == [[row(1)]]
+    again = Journal(journal.path).open(MARKS)
+    assert [entry.rows for entry in again.kept] == [[row(1)]]
     assert again.restarts == [{"after_samples": 1, "reason": "busy"}]
 
 
@@ -121,11 +121,11 @@ def test_another_run_is_refused_and_told_what_differs(tmp_path: Path):
     with pytest.raises(
         ConfigurationError, match=r"kv was native, is e8; max_tokens was 16, is 32\).*--no-resume"
     ):
-        Journal.open(path, MARKS | {"max_tokens": 32, "kv": "e8"})
+        Journal(path).open(MARKS | {"max_tokens": 32, "kv": "e8"})
     with pytest.raises(ConfigurationError, match="seed was nothing, is 3"):
-        Journal.open(path, MARKS | {"seed": 3})
+        Journal(path).open(MARKS | {"seed": 3})
     assert path.read_bytes() == before
-    assert Journal.open(path, MARKS | {"max_tokens": 32}, resume=False).taken == []
+    assert Journal(path, resume=False).open(MARKS | {"max_tokens": 32}).kept == []
 
 
 @pytest.mark.parametrize("line", [0, 1, 2])
@@ -135,7 +135,7 @@ def test_an_edited_journal_is_refused(tmp_path: Path, line: int):
     lines[line] = lines[line].replace(b"0", b"1") if line else lines[line].replace(b"16", b"61")
     path.write_bytes(b"".join(lines))
     with pytest.raises(ConfigurationError, match=f"damaged in line {line + 1}"):
-        Journal.open(path, MARKS)
+        Journal(path).open(MARKS)
 
 
 def test_a_line_taken_out_is_noticed(tmp_path: Path):
@@ -143,33 +143,33 @@ def test_a_line_taken_out_is_noticed(tmp_path: Path):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
     with pytest.raises(ConfigurationError, match="damaged in line 3"):
-        Journal.open(path, MARKS)
+        Journal(path).open(MARKS)
 
 
 def test_two_processes_do_not_share_a_journal(tmp_path: Path):
-    journal = Journal.open(tmp_path / "j.jsonl", MARKS)
+    journal = Journal(tmp_path / "j.jsonl").open(MARKS)
     with pytest.raises(ConfigurationError, match="another process"):
-        Journal.open(journal.path, MARKS)
+        Journal(journal.path).open(MARKS)
 
 
 def test_only_a_journal_with_rows_is_left_behind(tmp_path: Path):
-    journal = Journal.open(tmp_path / "j.jsonl", MARKS)
+    journal = Journal(tmp_path / "j.jsonl").open(MARKS)
     assert not journal.close()
     assert not journal.path.exists()
-    journal = Journal.open(tmp_path / "j.jsonl", MARKS)
+    journal = Journal(tmp_path / "j.jsonl").open(MARKS)
     journal.add(Entry("plain", [row(0)]))
     assert journal.close()
-    again = Journal.open(journal.path, MARKS)
+    again = Journal(journal.path).open(MARKS)
     assert again.close()
     assert again.path.exists()
-    Journal.open(journal.path, MARKS).remove()
+    Journal(journal.path).open(MARKS).remove()
     assert not list(tmp_path.iterdir())
 
 
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match="cannot be opened"):
-        Journal.open(tmp_path / "file" / "j.jsonl", MARKS)
+        Journal(tmp_path / "file" / "j.jsonl").open(MARKS)
 
 
 def test_journals_nobody_named_have_names_of_their_own_and_few_stay(
@@ -177,12 +177,12 @@ def test_journals_nobody_named_have_names_of_their_own_and_few_stay(
 ):
     monkeypatch.setattr("engine.evaluation.journal.KEPT", 2)
     for number in range(4):
-        journal = Journals(None, tmp_path).open(MARKS | {"seed": number})
+        journal = Journal(None, tmp_path).open(MARKS | {"seed": number})
         journal.add(Entry("plain", [row(number)]))
         journal.close()
         os.utime(journal.path, (number, number))
     assert len(list(tmp_path.iterdir())) == 2
-    assert Journals(None, tmp_path).open(MARKS | {"seed": 3}).taken == [Entry("plain", [row(3)])]
+    assert Journal(None, tmp_path).open(MARKS | {"seed": 3}).kept == [Entry("plain", [row(3)])]
 
 
 def test_every_line_is_json_behind_its_digest(tmp_path: Path):

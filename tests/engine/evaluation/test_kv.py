@@ -16,9 +16,17 @@ from engine.config import Engine, Options
 from engine.device import prepare
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.haystack import Haystack
-from engine.evaluation.journal import Journals
-from engine.evaluation.kv import POLICIES, KVSwitches, measure_kv, open_shootout, settled, with_defaults
-from engine.evaluation.kv_arms import arms_of, with_controls
+from engine.evaluation.journal import Journal
+from engine.evaluation.kv import (
+    DEPTHS,
+    POLICIES,
+    KVSwitches,
+    arms_of,
+    measure_kv,
+    open_shootout,
+    settled,
+    with_controls,
+)
 from engine.target.loading import SHIPPED_DRAFTER
 from tests.engine.evaluation.test_measurements import check, quiet
 
@@ -134,12 +142,11 @@ def test_an_interrupted_shootout_goes_on_where_it_was(engine: Engine, tmp_path: 
     switches = replace(SMALL, policies=("affine:4,64@full",), haystack=needles, speed_prompts="none")
 
     def run(progress: Any) -> dict[str, Any]:
-        journals = Journals(tmp_path / "kv.jsonl", tmp_path)
+        journal = Journal(tmp_path / "kv.jsonl")
         try:
-            return check(measure_kv(engine, switches, prepare(), progress=progress, journals=journals))
+            return check(measure_kv(engine, switches, prepare(), progress=progress, journal=journal))
         finally:
-            if journals.opened is not None:
-                journals.opened.close()
+            journal.close()
 
     def interrupted(done: int, total: int, phase: str, detail: str) -> None:
         if done == 3:
@@ -243,7 +250,7 @@ def test_prompts_that_are_too_short_or_have_a_needle_too_many_are_refused(
 def test_what_policies_cost_on_the_shipped_pair(engine: Engine, per_depth: int):
     """The figures of the shoot-out, ten or twenty needles beyond every window."""
     switches = KVSwitches(
-        haystack=with_defaults(Haystack(per_depth=per_depth)),
+        haystack=Haystack(per_depth=per_depth).with_defaults(depths=DEPTHS),
         policies=("sliding-bounded:0,16", "sink-window", "affine:8,64", "restored:learned", "restored:zeros"),
         answer_tokens=8,
         speed_prompts="none",

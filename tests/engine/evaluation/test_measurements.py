@@ -23,19 +23,17 @@ from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import speculate_together
-from engine.evaluation.environment import describe
-from engine.evaluation.generation import GenerationReport
+from engine.evaluation.environment import LoadWatch, busy, describe, idle_load
+from engine.evaluation.measure import Evaluation, encode_all, plain_arm, run_arm
 from engine.evaluation.probe import probe_machine, ring_rolls_back
 from engine.evaluation.prompts import Prompt, encode, load_prompts
 from engine.evaluation.recall import RecallSwitches, measure_recall
-from engine.evaluation.report import Report
-from engine.evaluation.rounding import Run, block_error, plain_gap
-from engine.evaluation.summary import summarise
-from engine.evaluation.system_load import Load, StrainWatch, idle_load
-from engine.evaluation.throughput import Switches, encode_all, find_divergences, measure_throughput, run_arm
+from engine.evaluation.report import Report, summarise
+from engine.evaluation.rounding import Run, block_error, find_divergences, plain_gap
+from engine.evaluation.throughput import PLAIN, Switches, measure_throughput
 from engine.generate import GenerateSwitches, TextStep, generate
 from engine.sampling import Sampler
-from evidence_format.model import ReportRequest
+from evidence_format.model import OtherLoad, ReportRequest
 from tests.engine import tiny
 from tests.engine.evaluation.test_prompts import FACT, needle_row, write
 
@@ -105,12 +103,12 @@ def test_a_disturbed_measurement_is_begun_again_and_says_so(
 ):
     decode_s = iter([0.1] * 5 + [1.0])  # the second row of plain decoding finds the machine busy
 
-    def timed(*arguments: Any) -> Any:
-        return replace(run_arm(*arguments), prefill_s=0.01, decode_s=next(decode_s, 0.1))
+    def timed(*arguments: Any, **more: Any) -> Any:
+        return replace(run_arm(*arguments, **more), prefill_s=0.01, decode_s=next(decode_s, 0.1))
 
     phases: list[str] = []
     switches = Switches(max_tokens=24, claim="no-slowdown")
-    monkeypatch.setattr("engine.evaluation.throughput.run_arm", timed)
+    monkeypatch.setattr("engine.evaluation.measure.run_arm", timed)
     document = check(
         measure_throughput(
             engine, prompts, switches, prepare(), progress=lambda *seen: phases.append(seen[2])
@@ -135,7 +133,7 @@ def test_a_machine_that_stays_busy_is_reported_as_it_is(
     assert [claim["name"] for claim in document["claims"]] == ["identical_output", "no_slowdown"]
 
 
-BUSY = Load(10.0, 0.4, {})
+BUSY = OtherLoad(seconds=10.0, other_cpu_share=0.4, services={})
 
 
 @pytest.mark.sampled(0, 1)
@@ -146,15 +144,15 @@ def test_auto_claims_a_speed_only_where_the_machine_was_quiet(
     engine: Engine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    idle: Load | None,
-    timed: Load | None,
+    idle: OtherLoad | None,
+    timed: OtherLoad | None,
     claimed: bool,
 ):
     rows = [{"id": f"code-{i}", "kind": "code", "prompt": f"def f{i}(x):"} for i in range(5)]
     prompts = load_prompts(str(write(tmp_path / "five.jsonl", *rows)))
-    still = Load(1000.0, 0.01, {})
+    still = OtherLoad(seconds=1000.0, other_cpu_share=0.01, services={})
     monkeypatch.setattr("engine.evaluation.throughput.idle_load", lambda: idle or still)
-    monkeypatch.setattr(StrainWatch, "timed_load", timed or still)
+    monkeypatch.setattr(LoadWatch, "timed_load", timed or still)
     monkeypatch.setattr("engine.evaluation.throughput.disturbance", lambda *_: None)
     document = check(measure_throughput(engine, prompts, Switches(max_tokens=40), prepare(), progress=quiet))
     assert (len(document["claims"]) == 2) is claimed
@@ -172,7 +170,7 @@ def test_a_busy_loop_is_seen_in_the_load() -> None:
         for loop in loops:
             loop.kill()
             loop.wait()
-    assert load.busy is not None
+    assert busy(load) is not None
     assert load.seconds >= 1
 
 
@@ -268,7 +266,7 @@ def test_a_prompt_that_ends_at_once_is_counted_like_its_neighbours(
 ):
     prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row(), needle_row(id="r-2", prompt=FACT))))
     encoded = encode_all(engine, prompts)
-    first = run_arm(engine, False, encoded[0], 4, engine.new_draft_length()).tokens[0]
+    first = run_arm(engine, plain_arm(PLAIN), encoded[0], 4, engine.new_draft_length()).tokens[0]
     monkeypatch.setattr(type(engine.target), "stops", frozenset({first}))
     outcomes = speculate_together(engine, encoded, 4, engine.new_draft_length())
     assert (outcomes[0].tokens, outcomes[0].finish, outcomes[0].rounds) == ([first], "stop", [])
@@ -307,13 +305,13 @@ def test_the_rings_self_test_can_fail(monkeypatch: pytest.MonkeyPatch):
 def generated(engine: Engine, prompt: Prompt, max_tokens: int) -> tuple[list[TextStep], dict[str, Any]]:
     """A generation's steps, and its report."""
     target, switches = engine.target, GenerateSwitches(max_tokens)
-    report = GenerationReport(engine, prepare(), switches, None)
+    evaluation = Evaluation("throughput", "generate", engine, switches, prepare(), resumable=False)
     tokens = encode(prompt, target.tokenizer, target.target.vocab_size, target.context)
     draft_length = engine.new_draft_length()
     steps = list(generate(engine, tokens, max_tokens, switches.options(), draft_length=draft_length))
     outcome = steps[-1].outcome
     assert outcome is not None
-    return steps, check(report.build(prompt.content, tokens, outcome))
+    return steps, check(evaluation.report_row(prompt.content, tokens, outcome))
 
 
 def test_one_generation_streams_its_text_and_can_be_reported(engine: Engine, prompts: list[Prompt]):
@@ -340,7 +338,7 @@ def test_a_divergence_is_recorded_with_plain_decodings_gap(engine: Engine, promp
     target = engine.target
     tokens = encode(prompts[0], target.tokenizer, target.target.vocab_size, target.context)
     plain, ours = Arm("plain", "baseline", "p"), Arm("speculative", "sut", "k")
-    outcome = run_arm(engine, False, tokens, 10, engine.new_draft_length())
+    outcome = run_arm(engine, plain, tokens, 10, engine.new_draft_length())
     plain.samples.append(sample(prompts[0], tokens, outcome))
     changed = sample(prompts[0], tokens, outcome)
     changed["tokens"] = [*outcome.tokens[:4], (outcome.tokens[4] + 1) % tiny.VOCAB, *outcome.tokens[5:]]
@@ -428,7 +426,7 @@ def test_look_ups_are_no_forwards(folders: tuple[Path, Path], prompts: list[Prom
 
 
 def test_the_environment_names_what_ran(engine: Engine):
-    block = describe(prepare(), StrainWatch(), {"target": engine.target.card})
+    block = describe(prepare(), LoadWatch(), {"target": engine.target.card})
     assert block["models"]["target"]["parameters"] == engine.target.card.parameters > 0
     assert block["git"]["source_sha256"] == engine_digest()
     assert block["cpu_count"] >= 1

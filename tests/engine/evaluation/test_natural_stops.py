@@ -12,8 +12,9 @@ from bridge.evidence.gate import judge
 from engine.config import Engine, Options, open_engine
 from engine.device import prepare
 from engine.errors import ConfigurationError
+from engine.evaluation.measure import encode_all, plain_arm, run_arm
 from engine.evaluation.prompts import Prompt, load_prompts
-from engine.evaluation.throughput import Switches, encode_all, measure_throughput, run_arm
+from engine.evaluation.throughput import PLAIN, Switches, measure_throughput
 from tests.engine.evaluation.test_measurements import check, quiet
 from tests.engine.evaluation.test_prompts import write
 
@@ -31,7 +32,7 @@ def stopping(folders: tuple[Path, Path], prompts: list[Prompt], monkeypatch: pyt
     """An engine whose target stops at a token that plain decoding of the first prompt comes to."""
     engine = open_engine(Options(folders[0], str(folders[1]), compiled=False))
     [encoded] = encode_all(engine, prompts[:1])
-    text = run_arm(engine, False, encoded, TOKENS, engine.new_draft_length()).tokens
+    text = run_arm(engine, plain_arm(PLAIN), encoded, TOKENS, engine.new_draft_length()).tokens
     stop = next(token for at, token in enumerate(text) if 2 < at < TOKENS - 4 and token not in text[:at])
     monkeypatch.setattr(type(engine.target), "stops", frozenset({stop}))
     return engine

@@ -9,8 +9,7 @@ import pytest
 
 from engine.cli import run
 from engine.errors import PromptError
-from engine.evaluation.prompt_checks import refuse_unsound
-from engine.evaluation.prompts import Prompt, load_prompts
+from engine.evaluation.prompts import Prompt, load_prompts, refuse_unsound
 from tests.engine.evaluation.test_prompts import FACT, HAYSTACK, needle_row, write
 
 

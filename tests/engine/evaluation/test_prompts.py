@@ -94,10 +94,10 @@ def test_prompts_for_different_names_carry_the_same_instruction(tmp_path: Path):
         (needle_row(needle="x" * 401), "needle must have 1 to 400 characters, not 401"),
         (
             needle_row(answer=""),
-            "line 2: answer must be at least 2 characters that stand in the needle, not ''",
+            "line 2: answer must be at least 2 characters that occur in the needle, not ''",
         ),
         (needle_row(answer="4"), "answer must be at least 2 characters"),
-        (needle_row(answer="4822"), "answer must be .* stand in the needle, not '4822'"),
+        (needle_row(answer="4822"), "answer must be .* occur in the needle, not '4822'"),
         (needle_row(depth=5), "line 2: depth must be a number from 0 to 1, not 5"),
         (needle_row(depth=-1), "depth must be a number from 0 to 1, not -1"),
         (needle_row(depth=float("nan")), "depth must be a number from 0 to 1, not nan"),

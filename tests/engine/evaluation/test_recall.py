@@ -13,8 +13,8 @@ from engine.device import prepare
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.prompts import load_prompts
 from engine.evaluation.recall import RecallSwitches, measure_recall, recall_by_depth, restoring_controls
-from engine.evaluation.templates import ChatSwitches
 from engine.evaluation.throughput import Switches, measure_throughput
+from engine.generate import ChatSwitches
 from tests.engine.evaluation.test_measurements import check, quiet
 from tests.engine.evaluation.test_prompts import needle_row, write
 

@@ -11,10 +11,18 @@ import pytest
 from engine.cache.stats import KVUse
 from engine.decode import Round
 from engine.errors import EngineError
-from engine.evaluation.arms import Outcome
 from engine.evaluation.prompts import Needle, Prompt, raw_prompt
-from engine.evaluation.report import Arm, Distortion, Report, now, sample
-from engine.evaluation.summary import liveness, parity_summary, summarise
+from engine.evaluation.report import (
+    Arm,
+    Distortion,
+    Report,
+    liveness,
+    now,
+    parity_summary,
+    sample,
+    summarise,
+)
+from engine.generate import Outcome
 from evidence_format.text import tokens_digest
 
 
@@ -38,8 +46,8 @@ def two_arms() -> list[Arm]:
     rounds = [Round(1, 0, 0.0, 0.1), Round(8, 3, 0.2, 0.3), Round(8, 5, 0.2, 0.3)]
     for index, (plain_s, our_s) in enumerate([(1.0, 0.5), (2.0, 0.5)]):
         prompt = raw_prompt("x", f"p-{index}")
-        plain.take([sample(prompt, [1, 2], outcome(11, plain_s))], 0)
-        ours.take([sample(prompt, [1, 2], outcome(11, our_s, rounds))], 7)  # not what the rounds would say
+        plain.add([sample(prompt, [1, 2], outcome(11, plain_s))], 0)
+        ours.add([sample(prompt, [1, 2], outcome(11, our_s, rounds))], 7)  # not what the rounds would say
     return [plain, ours]
 
 

@@ -13,14 +13,13 @@ import pytest
 from bridge.evidence.gate import judge
 from engine.device import prepare
 from engine.errors import ConfigurationError, PromptError
+from engine.evaluation import server as evaluation
 from engine.evaluation import server_checks
-from engine.evaluation.http import ServerFault
 from engine.evaluation.prompts import Prompt, load_prompts
-from engine.evaluation.served import served
-from engine.evaluation.server import ChecksFailed, measure_server
+from engine.evaluation.server import ChecksFailed, Offer, ServerSwitches, measure_server
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
-from engine.evaluation.server_switches import Offer, ServerSwitches
-from engine.evaluation.templates import ChatSwitches
+from engine.evaluation.server_client import ServerFault, served
+from engine.generate import ChatSwitches
 from engine.registry import Places, Registry
 from engine.server import app, service
 from engine.server.response import ResponseBuilder
@@ -129,9 +128,7 @@ class examined:
     """A running server and what it is asked, made as `measure_server` makes both."""
 
     def __init__(self, offer: Offer, prompts: list[Prompt], *, keeping: bool = False) -> None:
-        from engine.evaluation import server as evaluation
-
-        self._parts, self._offer, self._prompts = evaluation, offer, prompts
+        self._offer, self._prompts = offer, prompts
         self._switches = ServerSwitches(**SMALL)
         self._serving = self._switches.keeping if keeping else self._switches.serving
 
@@ -145,12 +142,11 @@ class examined:
         self._served = served(self._offer.registry, self._serving, find)
         client = self._served.__enter__()
         try:
-            parts, [model] = self._parts, models
-            engine = parts._engine(model, self._offer.channel, self._switches)
-            encoded = parts.encode_all(engine, self._prompts, self._switches.chat)
-            questions = parts._questions(self._offer, model, self._prompts, encoded, self._switches)
-            whole = parts._examinee(client, self._offer, model, questions)
-            return parts._asked_for_little(whole, self._switches)
+            [model] = models
+            engine = evaluation.engine_of(model, self._offer.channel, self._switches)
+            encoded = evaluation.encode_all(engine, self._prompts, self._switches.chat)
+            asked = evaluation.questions(self._offer, model, self._prompts, encoded, self._switches)
+            return evaluation.examinee_of(client, self._offer, model, asked, self._switches)
         except BaseException:
             self._served.__exit__(None, None, None)
             raise
@@ -273,7 +269,7 @@ FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Check], str, 
     (unfinished_stream, ANSWERS, "stream", "without \\[DONE\\]"),
     (mixed_up, ANSWERS, "clients", "is another than alone"),
     (forgetful, KEEPING, "next-turn", "0 tokens were held"),
-    (deaf, KEEPING, "gone", "was decoded to its end for nobody"),
+    (deaf, KEEPING, "gone", "was decoded to its end for no client"),
     (hoarding, KEEPING, "idle", "still not empty"),
     (leaking, KEEPING, "idle", "bytes of memory were not given back"),
 ]
@@ -362,12 +358,12 @@ def test_a_block_that_the_drafter_cannot_fill_is_refused(
 
 
 def test_a_prompt_without_room_for_an_answer_is_refused(offered: Callable[..., Offer], prompts: list[Prompt]):
-    with pytest.raises(PromptError, match=r"leaves no room in the context of 12"):
+    with pytest.raises(PromptError, match=r"leaves no space in the context of 12"):
         measured(offered(context=12), prompts)
 
 
 def entry_with(offer: Offer, **changes: Any) -> Offer:
-    entry = replace(offer.entry, **changes)
+    entry = offer.entry.model_copy(update=changes)
     registry = replace(offer.registry, entries=(entry,))
     return Offer.of(registry)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.evidence.gate import judge
-from engine.evaluation.stability import disturbance
+from engine.evaluation.environment import disturbance
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.rules.speed import block_1
 

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from engine.evaluation import system_load
+from engine.evaluation import environment
+from evidence_format.model import OtherLoad
 
 ON_POWER = """Now drawing from 'AC Power'
  -InternalBattery-0 (id=22085731)\t100%; charged; 0:00 remaining present: true
@@ -33,7 +34,7 @@ Swapouts:                                  4096.
     ids=["ac", "battery", "ups", "desktop", "nothing", "other"],
 )
 def test_the_power_source_is_what_pmset_says(printed: str, source: str) -> None:
-    assert system_load.power_of(printed) == source
+    assert environment.power_of(printed) == source
 
 
 @pytest.mark.parametrize(
@@ -49,12 +50,12 @@ def test_the_power_source_is_what_pmset_says(printed: str, source: str) -> None:
     ids=["0", "1", "2", "4", "9", "failed"],
 )
 def test_the_thermal_state_is_the_pressure_that_was_notified(printed: str, state: str) -> None:
-    assert system_load.pressure_of(printed) == state
+    assert environment.pressure_of(printed) == state
 
 
 def test_swapped_bytes_are_the_pages_that_went_in_and_out() -> None:
-    assert system_load.swapped_of(VM_STAT) == 4224 * 16384
-    assert system_load.swapped_of("vm_stat: failed") is None
+    assert environment.swapped_of(VM_STAT) == 4224 * 16384
+    assert environment.swapped_of("vm_stat: failed") is None
 
 
 @pytest.mark.parametrize(
@@ -66,8 +67,8 @@ def test_a_few_pages_of_whichever_process_are_no_swapping(
     meanwhile: int | None, swapping: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = iter([2**30, None if meanwhile is None else 2**30 + meanwhile])
-    monkeypatch.setattr(system_load, "swapped_bytes", lambda: next(read))
-    assert system_load.StrainWatch().swapping() is swapping
+    monkeypatch.setattr(environment, "swapped_bytes", lambda: next(read))
+    assert environment.LoadWatch().conditions()["swapping"] is swapping
 
 
 @pytest.mark.parametrize(
@@ -84,9 +85,9 @@ def test_the_power_source_is_the_worst_that_was_read(
     read: list[str], worst: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings = iter(read)
-    monkeypatch.setattr(system_load, "power_source", lambda: next(readings))
-    watch = system_load.StrainWatch()
-    assert [watch.power_source() for _ in read[1:]][-1] == worst
+    monkeypatch.setattr(environment, "power_source", lambda: next(readings))
+    watch = environment.LoadWatch()
+    assert [watch.conditions()["power_source"] for _ in read[1:]][-1] == worst
 
 
 @pytest.mark.parametrize(
@@ -98,16 +99,16 @@ def test_the_thermal_state_is_the_worst_that_was_read(
     read: list[str], worst: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings = iter(read)
-    monkeypatch.setattr(system_load, "thermal_state", lambda: next(readings))
-    assert system_load.StrainWatch().thermal_state() == worst
+    monkeypatch.setattr(environment, "thermal_state", lambda: next(readings))
+    assert environment.LoadWatch().conditions()["thermal_state"] == worst
 
 
 def test_this_machine_says_something_of_the_kind() -> None:
-    watch = system_load.StrainWatch()
-    assert watch.power_source() in {"ac", "battery", "not_applicable"}
-    heat = watch.thermal_state()
+    found = environment.LoadWatch().conditions()
+    assert found["power_source"] in {"ac", "battery", "not_applicable"}
+    heat = found["thermal_state"]
     assert heat == "not_applicable" if sys.platform == "linux" else heat in {"nominal", "fair", "serious"}
-    assert watch.swapping() is not None
+    assert found["swapping"] is not None
 
 
 PS = """  0:01.25 mds
@@ -120,28 +121,28 @@ PS = """  0:01.25 mds
 
 
 def test_services_are_told_by_their_processes() -> None:
-    assert system_load.services_of(PS) == {"spotlight": 723.75, "time_machine": 0.0, "photos": 86401.0}
-    assert system_load.services_of("") == {"spotlight": 0.0, "time_machine": 0.0, "photos": 0.0}
+    assert environment.services_of(PS) == {"spotlight": 723.75, "time_machine": 0.0, "photos": 86401.0}
+    assert environment.services_of("") == {"spotlight": 0.0, "time_machine": 0.0, "photos": 0.0}
 
 
 @pytest.mark.parametrize(
     ("load", "busy"),
     [
-        (system_load.Load(10, 0.10, {}), False),
-        (system_load.Load(10, 0.11, {}), True),
-        (system_load.Load(10, 0.0, {"spotlight": 1.0}), False),
-        (system_load.Load(10, 0.0, {"spotlight": 1.1}), True),
-        (system_load.Load(0, None, {}), False),
+        (OtherLoad(seconds=10, other_cpu_share=0.10, services={}), False),
+        (OtherLoad(seconds=10, other_cpu_share=0.11, services={}), True),
+        (OtherLoad(seconds=10, other_cpu_share=0.0, services={"spotlight": 1.0}), False),
+        (OtherLoad(seconds=10, other_cpu_share=0.0, services={"spotlight": 1.1}), True),
+        (OtherLoad(seconds=0, other_cpu_share=None, services={}), False),
     ],
 )
-def test_a_machine_is_busy_above_the_limits(load: system_load.Load, busy: bool) -> None:
-    assert (load.busy is not None) is busy
+def test_a_machine_is_busy_above_the_limits(load: OtherLoad, busy: bool) -> None:
+    assert (environment.busy(load) is not None) is busy
 
 
 def test_the_load_of_the_timing_is_kept() -> None:
-    watch = system_load.StrainWatch()
+    watch = environment.LoadWatch()
     with watch.timing():
         pass
-    kept = watch.load()
-    assert kept["seconds"] < 1
-    assert watch.load() == kept
+    kept = watch.timed_load
+    assert kept.seconds < 1
+    assert watch.timed_load == kept

@@ -13,11 +13,18 @@ import pytest
 from bridge.evidence.gate import judge
 from engine.device import prepare
 from engine.errors import ConfigurationError
-from engine.evaluation.parity import Parity, RoundParity
-from engine.evaluation.parity_evidence import ParitySwitches, measure_parity
+from engine.evaluation.parity import (
+    ROUNDS,
+    Parity,
+    ParitySwitches,
+    RoundParity,
+    compare_all,
+    compare_target,
+    measure_parity,
+    open_target,
+    plain_reference,
+)
 from engine.evaluation.prompts import load_prompts
-from engine.evaluation.reference import plain_reference, stored_reference
-from engine.evaluation.target_parity import ROUNDS, compare_target, open_target
 from engine.target.loading import LoadedTarget
 from engine.target.model import Target
 from tests.engine.cli.parity_cases import DATA, copy
@@ -62,7 +69,7 @@ def test_a_block_that_is_wrong_is_found(
         logits, rows = forward(self, tokens, *rest)
         return logits + (0.01 if 1 < tokens.shape[1] < 7 else 0), rows
 
-    monkeypatch.setattr("engine.session.Stage.of", lambda *_: None)
+    monkeypatch.setattr("engine.session.CompiledForward.of", lambda *_: None)
     monkeypatch.setattr(Target, "forward", bent)
     parity = compared(target, tmp_path)
     assert not parity.passed
@@ -148,20 +155,20 @@ def test_the_report_of_a_target_names_mlx_lm_and_the_model(folders: tuple[Path, 
 
 
 def test_the_references_digest_is_that_of_its_files_and_its_name_what_the_cases_say(tmp_path: Path):
-    parity = Parity((), 1e-4)
-    one, both = (stored_reference(folder, parity, None) for folder in (DATA / "full", DATA))
+    one, both = (compare_all(folder)[1] for folder in (DATA / "full", DATA))
     assert one.sha256 != both.sha256
     assert one.implementation == "unknown"
-    assert stored_reference(copy("full", tmp_path), parity, None) == one
+    assert compare_all(copy("full", tmp_path))[1] == one
 
     def sign(arrays: dict[str, Any]) -> None:
         arrays["reference"] = "someone's torch"
 
     signed = copy("full", tmp_path / "signed", sign)
-    assert stored_reference(signed, parity, None).sha256 != one.sha256
+    assert compare_all(signed)[1].sha256 != one.sha256
     document = reported(golden=signed)
     assert document["parity"]["reference"]["implementation"] == "someone's torch"
-    assert stored_reference(signed, parity, "named here").implementation == "named here"
+    document = reported(golden=signed, reference="named here")
+    assert document["parity"]["reference"]["implementation"] == "named here"
     assert plain_reference() == plain_reference()
 
 

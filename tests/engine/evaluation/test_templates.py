@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.prompts import Prompt, chat_prompt, raw_prompt, tokens_of
-from engine.evaluation.templates import ChatSwitches, answer_of, chat_tokens
+from engine.evaluation.prompts import Prompt, answer_of, chat_prompt, raw_prompt, tokens_of
+from engine.generate import ChatSwitches, chat_tokens
 from tests.engine import tiny
 
 TURNS = [("user", "hi")]

@@ -11,7 +11,7 @@ import pytest
 
 from engine.cli import run
 from engine.target.loading import SHIPPED_TARGET
-from engine.verification.claimed import read_report
+from engine.verification.inputs import read_report
 from engine.verification.verify import draw_rows
 from evidence_format.verification import parse_verification
 from tests.bridge.evidence.derived import Document
@@ -229,12 +229,12 @@ def stored(name: str) -> Document:
 @pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("seed", range(12))
 def test_rows_of_every_claimed_arm_are_drawn_and_some_that_state_a_distortion(seed: int) -> None:
-    claimed = read_report(RESULTS / "kv.json")
+    claimed, _ = read_report(RESULTS / "kv.json")
     drawn, others = draw_rows(claimed, seed, 1)
-    named = {claim.arm for claim in claimed.document.claims}
+    named = {claim.arm for claim in claimed.claims}
     assert {arm.name for arm, _ in drawn} == named
     assert {arm.name for arm, row in drawn if row.is_distortion_known} == named
-    assert len(drawn) + len(others) == sum(1 for _ in claimed.rows)
+    assert len(drawn) + len(others) == sum(len(arm.samples) for arm in claimed.arms)
     assert draw_rows(claimed, seed, 1)[0] == drawn != draw_rows(claimed, seed + 1, 1)[0]
     assert len(draw_rows(claimed, seed, 40)[0]) >= 40
 

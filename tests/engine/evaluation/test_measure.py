@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigurationError
-from engine.evaluation.arms import Outcome
-from engine.evaluation.interleave import RESTARTS, Course, Lane, run_interleaved
 from engine.evaluation.journal import Entry, Journal
+from engine.evaluation.measure import RESTARTS, ArmRun, Measured, measure
 from engine.evaluation.prompts import raw_prompt
 from engine.evaluation.report import Arm, sample
+from engine.generate import Outcome
 from tests.engine.evaluation.test_report import outcome
 
 NAMES = ("ours", "oracle", "control")
@@ -25,21 +25,21 @@ class Killed(BaseException):
 
 
 class Bench:
-    """Lanes whose runs are noted, and which can be killed at a run."""
+    """Arms whose runs are noted, and which can be killed at a run."""
 
     def __init__(self, prompts: int, *, killed_at: int = -1, together: bool = False) -> None:
         self.runs: list[tuple[str, list[int]]] = []
         self.killed_at = killed_at
         asked = [raw_prompt("x", f"p-{number}") for number in range(prompts)]
-        self.lanes = [
-            Lane(
+        self.arms = [
+            ArmRun(
                 Arm(name, "sut", "k"),
                 asked,
                 [[number] for number in range(prompts)],
                 run=lambda some, name=name: self._run(name, some),
                 row=sample,
                 phase=f"running {name}",
-                together=together and name in TOGETHER,
+                batched=together and name in TOGETHER,
             )
             for name in NAMES
         ]
@@ -50,16 +50,16 @@ class Bench:
         self.runs.append((name, [tokens[0] for tokens in encoded]))
         return [outcome(3 + tokens[0], 0.5, drafter_forwards=2 + tokens[0]) for tokens in encoded]
 
-    def go(self, **more: Any) -> Course:
-        return run_interleaved(self.lanes, progress=lambda *_: None, **more)
+    def go(self, **more: Any) -> Measured:
+        return measure(self.arms, progress=lambda *_: None, **more)
 
     @property
     def rows(self) -> list[list[dict[str, Any]]]:
-        return [lane.arm.samples for lane in self.lanes]
+        return [each.arm.samples for each in self.arms]
 
     @property
     def forwards(self) -> list[int]:
-        return [lane.arm.drafter_forwards for lane in self.lanes]
+        return [each.arm.drafter_forwards for each in self.arms]
 
 
 def test_every_prompt_goes_through_all_arms_and_every_other_one_the_other_way_round():
@@ -86,16 +86,16 @@ def test_a_run_killed_anywhere_goes_on_where_it_was(tmp_path: Path, together: bo
     for killed_at in range(runs):
         path = tmp_path / f"{killed_at}.jsonl"
         first, second = (Bench(4, killed_at=at, together=together) for at in (killed_at, -1))
-        journal = Journal.open(path, {})
+        journal = Journal(path).open({})
         with pytest.raises(Killed):
             first.go(batch=batch, journal=journal)
         journal.close()
-        journal = Journal.open(path, {})
-        course = second.go(batch=batch, journal=journal)
+        journal = Journal(path).open({})
+        measured = second.go(batch=batch, journal=journal)
         journal.remove()
         assert first.runs + second.runs == whole.runs
-        assert course.order == order
-        assert course.resumed == sum(len(prompts) for _, prompts in first.runs)
+        assert measured.order == order
+        assert measured.resumed == sum(len(prompts) for _, prompts in first.runs)
         assert second.rows == whole.rows
         assert second.forwards == whole.forwards == [2 + 3 + 4 + 5] * 3
 
@@ -104,36 +104,36 @@ def test_a_disturbance_gives_up_all_rows_and_a_later_process_knows(tmp_path: Pat
     path = tmp_path / "j.jsonl"
     reasons = iter([None, "busy", None])
     bench = Bench(4, killed_at=8)
-    journal = Journal.open(path, {})
+    journal = Journal(path).open({})
     with pytest.raises(Killed):
         bench.go(journal=journal, watch=lambda: next(reasons))
     journal.close()
     again = Bench(4)
-    course = again.go(journal=Journal.open(path, {}), watch=lambda: None)
-    assert course.restarts == [{"after_samples": 6, "reason": "busy"}]
-    assert (course.resumed, len(course.order)) == (2, 12)
+    measured = again.go(journal=Journal(path).open({}), watch=lambda: None)
+    assert measured.restarts == [{"after_samples": 6, "reason": "busy"}]
+    assert (measured.resumed, len(measured.order)) == (2, 12)
     assert len(again.runs) == 10
     assert again.forwards == [2 + 3 + 4 + 5] * 3
 
 
 def test_after_the_last_restart_nothing_is_watched(tmp_path: Path):
     bench = Bench(2)
-    course = bench.go(watch=lambda: "busy")
-    assert len(course.restarts) == RESTARTS
+    measured = bench.go(watch=lambda: "busy")
+    assert len(measured.restarts) == RESTARTS
     assert bench.forwards == [2 + 3] * 3
-    assert len(course.order) == 6
+    assert len(measured.order) == 6
 
 
 def test_rows_of_another_course_are_refused(tmp_path: Path):
-    journal = Journal.open(tmp_path / "j.jsonl", {})
+    journal = Journal(tmp_path / "j.jsonl").open({})
     journal.add(Entry("oracle", [{"prompt_id": "p-0"}]))
     journal.close()
     with pytest.raises(ConfigurationError, match="oracle where ours comes next"):
-        Bench(2).go(journal=Journal.open(tmp_path / "j.jsonl", {}))
+        Bench(2).go(journal=Journal(tmp_path / "j.jsonl").open({}))
 
 
 def test_progress_counts_rows_and_names_the_phase():
     bench, seen = Bench(2), []
-    run_interleaved(bench.lanes, progress=lambda *told: seen.append(told))
+    measure(bench.arms, progress=lambda *told: seen.append(told))
     assert seen[0] == (0, 6, "running ours", "p-0")
     assert [done for done, *_ in seen] == list(range(6))

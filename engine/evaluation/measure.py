@@ -1,0 +1,472 @@
+"""One measuring loop for every evaluation: arms x prompts, interleaved.
+
+Every prompt goes through all arms before the next one starts. Every second turn takes the arms in reverse
+order, so that none is always first. A turn is one prompt, or a batch. A journal keeps finished rows; a
+later process does not run them again. A disturbed machine makes the loop start over, never a result.
+"""
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypedDict, cast
+
+from engine.cache.policy import KVPolicy
+from engine.config import Engine
+from engine.device import Runtime, threads
+from engine.draft_length import AdaptiveDraftLength, DraftLength
+from engine.errors import ConfigurationError, PromptError
+from engine.evaluation.arms import (
+    OUR_LOOP,
+    PLAIN_LOOP,
+    plain,
+    speculate,
+    speculate_together,
+)
+from engine.evaluation.calibration import Calibration
+from engine.evaluation.environment import LoadWatch, describe, target_card
+from engine.evaluation.journal import Entry, Journal, fingerprint
+from engine.evaluation.prompts import Prompt, answer_of, chat_prompt, encode, raw_prompt
+from engine.evaluation.report import Arm, Report, now, sample
+from engine.generate import ChatSwitches, Messages, Outcome, SamplingOptions, token_limit
+from engine.restoration.loading import open_restoration
+from engine.restoration.sources import LEARNED
+from engine.target.attention import refuse_policy
+from engine.target.loading import ModelCard
+from evidence_format.model import ReportRequest
+
+Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
+MakeRow = Callable[[Prompt, Sequence[int], Outcome], dict[str, Any]]
+RESTARTS = 3
+WARM_UPS = 4
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One arm, its prompts, and how to run them.
+
+    Attributes:
+        arm: gets the rows.
+        prompts: the same ids in the same order for every arm of a measurement.
+        encoded: their token ids.
+        run: from the token ids of some prompts to one outcome each.
+        row: makes a report's row from an outcome.
+        phase: name in the progress.
+        batched: give all prompts of a turn to ``run`` at once; else one at a time.
+    """
+
+    arm: Arm
+    prompts: Sequence[Prompt]
+    encoded: Sequence[list[int]]
+    run: Callable[[Sequence[list[int]]], Sequence[Outcome]]
+    row: MakeRow
+    phase: str
+    batched: bool = False
+
+
+@dataclass
+class Measured:
+    """How a measurement went."""
+
+    order: list[tuple[str, str]] = field(default_factory=list)  # arm and prompt id of every row, as run
+    restarts: list[dict[str, Any]] = field(default_factory=list)  # abandoned measurements, and why
+    resumed: int = 0  # rows that an earlier process had finished
+
+
+def measure(
+    runs: Sequence[ArmRun],
+    *,
+    progress: Progress,
+    batch: int = 1,
+    journal: Journal | None = None,
+    watch: Callable[[], str | None] | None = None,
+) -> Measured:
+    """Fill the arms of all runs.
+
+    Args:
+        runs: at least one.
+        progress: called before each run.
+        batch: prompts per turn.
+        journal: keeps every finished row, and has those of an earlier process.
+        watch: called after every turn; a reason to drop all rows and start over, at most `RESTARTS` times.
+    """
+    measured = Measured(restarts=list(journal.restarts) if journal else [])
+    kept = deque(journal.kept if journal else ())
+    total = sum(len(run.prompts) for run in runs)
+
+    def entry_of(run: ArmRun, part: slice) -> Entry:
+        prompts = run.prompts[part]
+        if kept:
+            entry = kept.popleft()
+            _check_kept(entry, run.arm, prompts)
+            measured.resumed += len(entry.rows)
+            return entry
+        progress(len(measured.order), total, run.phase, prompts[0].id)
+        outcomes = run.run(run.encoded[part])
+        rows = [run.row(*each) for each in zip(prompts, run.encoded[part], outcomes, strict=True)]
+        entry = Entry(run.arm.name, rows, sum(outcome.drafter_forwards for outcome in outcomes))
+        if journal:
+            journal.add(entry)
+        return entry
+
+    def disturbed_after() -> str | None:
+        watched = watch if len(measured.restarts) < RESTARTS else None
+        for turn in _turns(runs, batch):
+            for run, part in turn:
+                entry = entry_of(run, part)
+                run.arm.add(entry.rows, entry.drafter_forwards)
+                measured.order.extend((run.arm.name, row["prompt_id"]) for row in entry.rows)
+            if watched and not kept and (reason := watched()):
+                return reason
+        return None
+
+    while (reason := disturbed_after()) is not None:
+        abandoned = {"after_samples": len(measured.order), "reason": reason}
+        if journal:
+            journal.restart(abandoned)
+        measured = Measured(restarts=[*measured.restarts, abandoned])
+        for run in runs:
+            run.arm.clear()
+        progress(0, total, "measuring again", f"({reason})")
+    return measured
+
+
+def _turns(runs: Sequence[ArmRun], batch: int) -> Iterator[list[tuple[ArmRun, slice]]]:
+    count = len(runs[0].prompts)
+    for turn, start in enumerate(range(0, count, batch)):
+        end = min(start + batch, count)
+        steps = []
+        for run in runs if turn % 2 == 0 else reversed(runs):
+            size = batch if run.batched else 1
+            steps += [(run, slice(at, min(at + size, end))) for at in range(start, end, size)]
+        yield steps
+
+
+def _check_kept(entry: Entry, arm: Arm, prompts: Sequence[Prompt]) -> None:
+    if entry.arm != arm.name or [row["prompt_id"] for row in entry.rows] != [prompt.id for prompt in prompts]:
+        raise ConfigurationError(
+            f"the journal has rows of {entry.arm} where {arm.name} comes next; use --no-resume to start over"
+        )
+
+
+class Context(TypedDict, total=False):
+    """What evaluations pass on to `Evaluation`."""
+
+    progress: Progress
+    request: ReportRequest | None
+    journal: Journal | None
+
+
+@dataclass
+class Evaluation:
+    """One evaluation: create it before any work, `add` arms, `run` them, then build the `report`.
+
+    Attributes:
+        kind: of the report.
+        command: its name in the report's configuration, which holds engine, switches and settings.
+        cards: model cards of the report; those of the engine if not given.
+        resumable: the report counts the rows of earlier processes.
+    """
+
+    kind: str
+    command: str
+    engine: Engine
+    switches: Any
+    runtime: Runtime
+    progress: Progress = lambda *_: None
+    request: ReportRequest | None = None
+    journal: Journal | None = None
+    cards: dict[str, ModelCard] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    resumable: bool = True
+
+    def __post_init__(self) -> None:
+        """Start the clock and the watch."""
+        self.started, self.watch = now(), LoadWatch()
+        self.settings = configuration(self.engine, self.runtime, self.command, self.switches) | self.settings
+        self.draft_length = self.engine.new_draft_length()
+        self.batch: int = getattr(self.switches, "batch", 1)
+        self.runs: list[ArmRun] = []
+        self.measured = Measured()
+
+    @property
+    def arms(self) -> list[Arm]:
+        """In the order of the report."""
+        return [run.arm for run in self.runs]
+
+    def add(
+        self,
+        arm: Arm,
+        prompts: Sequence[Prompt],
+        encoded: Sequence[list[int]],
+        phase: str,
+        *,
+        engine: Engine | None = None,
+        draft_length: DraftLength | None = None,
+        options: SamplingOptions | None = None,
+    ) -> None:
+        """Add an arm that decodes the switches' ``max_tokens``, our loop in batches where they ask for it."""
+        used, length = engine or self.engine, draft_length or self.draft_length
+        batched = self.batch > 1 and arm.loop == OUR_LOOP
+        most = self.switches.max_tokens
+
+        def run(some: Sequence[list[int]]) -> Sequence[Outcome]:
+            if batched:
+                return speculate_together(used, some, most, length)
+            return [run_arm(used, arm, tokens, most, length, options=options) for tokens in some]
+
+        row = scored_rows(used.target.tokenizer)
+        self.runs.append(ArmRun(arm, prompts, encoded, run, row, phase, batched))
+
+    def run(
+        self,
+        warm_up: Callable[[], object] | None = None,
+        *,
+        watch: Callable[[], str | None] | None = None,
+    ) -> None:
+        """Open the journal, warm up, and fill the arms; see `measure`."""
+        first = self.runs[0]
+        if self.journal:
+            environment = self._environment()
+            self.journal.open(
+                fingerprint(environment, self.settings, first.prompts, first.encoded, self.request)
+            )
+            self.started = self.journal.started
+        self.progress(0, self.total, "warming up", first.prompts[0].id)
+        (warm_up or self.warm_up)()
+        with self.watch.timing():
+            self.measured = measure(
+                self.runs, progress=self.progress, batch=self.batch, journal=self.journal, watch=watch
+            )
+
+    @property
+    def total(self) -> int:
+        """Rows of all arms."""
+        return sum(len(run.prompts) for run in self.runs)
+
+    def warm_up(self) -> None:
+        """Run plain decoding and our loop, untimed; an adaptive draft length measures its blocks.
+
+        Where the first text ends before every block was tried, a few more prompts are used. Without batches
+        each arm prefills the longest prompt once, so that its shapes are not new in a row.
+        """
+        engine, encoded, most, length = (
+            self.engine,
+            self.runs[0].encoded,
+            self.switches.max_tokens,
+            self.draft_length,
+        )
+        chunk, longest = engine.options.prefill_chunk, max(encoded, key=len)
+        plain(engine.target, encoded[0], most, chunk)
+        if self.batch == 1 and len(longest) > len(encoded[0]):
+            plain(engine.target, longest, 1, chunk)
+            speculate(engine, longest, 1, length)
+        calibration = Calibration(length) if isinstance(length, AdaptiveDraftLength) else None
+        for turn in range(WARM_UPS if self.batch > 1 else min(WARM_UPS, len(encoded))):
+            start = turn * self.batch % len(encoded)
+            if self.batch > 1:
+                speculate_together(engine, encoded[start : start + self.batch], most, calibration or length)
+            else:
+                speculate(engine, encoded[start], most, calibration or length)
+            if calibration is None or calibration.finished:
+                break
+
+    def report(
+        self,
+        claims: list[dict[str, Any]],
+        checking: str = "",
+        parts: Callable[[], dict[str, Any]] = dict,
+        **settings: Any,
+    ) -> Report:
+        """Build the report, with what ``parts`` computes for `Report.build` and more of the configuration.
+
+        The progress calls that computation ``checking``.
+        """
+        self.progress(self.total, self.total, "checking", checking)
+        resumed = {"resumed": self.measured.resumed} if self.resumable else {}
+        return Report.build(
+            self.kind,
+            started=self.started,
+            claims=claims,
+            environment=self._environment(),
+            configuration=self.settings | resumed | settings,
+            arms=self.arms,
+            order=self.measured.order,
+            restarts=self.measured.restarts,
+            request=self.request,
+            **parts(),
+        )
+
+    def report_row(self, content: str | Messages, tokens: list[int], outcome: Outcome) -> Report:
+        """Build a report with one row of our loop, on a text or a conversation, and no claim."""
+        prompt = raw_prompt(content) if isinstance(content, str) else chat_prompt(content)
+        arm = our_arm(self.engine, "speculative" if self.engine.drafter else "kakeya")
+        arm.add([sample(prompt, tokens, outcome)], outcome.drafter_forwards)
+        self.add(arm, [prompt], [tokens], "generating")
+        self.measured.order.append((arm.name, prompt.id))
+        return self.report([])
+
+    def _environment(self) -> dict[str, Any]:
+        cards = models(self.engine) if self.cards is None else self.cards
+        return describe(self.runtime, self.watch, cards)
+
+
+def plain_arm(name: str, role: str = "baseline") -> Arm:
+    """An empty arm of mlx-lm's plain decoding."""
+    return Arm(name, role, PLAIN_LOOP)
+
+
+def our_arm(engine: Engine, name: str, role: str = "sut", control: str | None = None) -> Arm:
+    """An empty arm of our loop with the engine's drafter, block and policy."""
+    return Arm(
+        name,
+        role,
+        OUR_LOOP,
+        drafter=engine.drafter.drafter.name if engine.drafter else None,
+        block=None if engine.alone else engine.options.block,
+        control=control,
+        kv=engine.policy.spec,
+        restoration=engine.policy.source,
+    )
+
+
+def under(engine: Engine, policy: KVPolicy) -> Engine:
+    """The same engine under another policy, refused where it does not fit the model or lacks a projector."""
+    model, options = engine.target.target.model, engine.options
+    refuse_policy(model, policy)
+    policy.chosen_layers(model)
+    restoration = open_restoration(
+        policy,
+        engine.target,
+        model=options.model,
+        projector=options.projector if policy.source == LEARNED else None,
+        drafter=options.drafter,
+        dtype=options.dtype,
+    )
+    return replace(engine, policy=policy, restoration=restoration)
+
+
+def run_arm(
+    engine: Engine,
+    arm: Arm,
+    tokens: Sequence[int],
+    max_tokens: int,
+    draft_length: DraftLength,
+    *,
+    options: SamplingOptions | None = None,
+) -> Outcome:
+    """One prompt through one arm."""
+    if arm.loop == PLAIN_LOOP:
+        return plain(engine.target, tokens, max_tokens, engine.options.prefill_chunk)
+    return speculate(engine, tokens, max_tokens, draft_length, options=options)
+
+
+def scored_rows(tokenizer: Any) -> MakeRow:
+    """Rows whose answer is the text without its reasoning."""
+
+    def row(prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
+        return sample(prompt, tokens, outcome, answer_text=answer_of(tokenizer, tokens, outcome.text))
+
+    return row
+
+
+def encode_all(
+    engine: Engine, prompts: Sequence[Prompt], switches: ChatSwitches | None = None
+) -> list[list[int]]:
+    """Tokens of every prompt, checked: two more fit the context, a switch of the template has a use."""
+    switches = switches or ChatSwitches()
+    if switches.given and not switches.chat and all(prompt.messages is None for prompt in prompts):
+        raise ConfigurationError(
+            f"{switches.given[0]} is for the chat template, and none of these prompts is a conversation; "
+            "add --chat to make them some"
+        )
+    target = engine.target
+    size, context = target.target.vocab_size, target.context
+    encoded = [encode(prompt, target.tokenizer, size, context, switches) for prompt in prompts]
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        if token_limit(target, len(tokens), 2) < 2:
+            raise PromptError(f"prompt {prompt.id} leaves no space in the context of {target.context} tokens")
+    return encoded
+
+
+def models(engine: Engine) -> dict[str, ModelCard]:
+    """The model cards of the environment block, by role."""
+    learned = engine.restoration.learned if engine.restoration else None
+    drafter = engine.drafter
+    cards = {"target": target_card(engine.target)}
+    if drafter and drafter.card:
+        cards["drafter"] = replace(drafter.card, largest_block=2 * drafter.drafter.block_size)
+    if learned:
+        cards["projector"] = learned.card
+    return cards
+
+
+def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any) -> dict[str, Any]:
+    """Every switch of the run, flat; ``switches`` is the evaluation's own dataclass."""
+    options = engine.options
+    return {
+        "command": command,
+        "block": options.block if engine.drafter else "1",
+        "drafter": engine.drafter.drafter.name if engine.drafter else None,
+        "drafter_settings": engine.drafter.settings if engine.drafter else None,
+        "kv": engine.policy.spec,
+        "quantize": options.quantize,
+        "projector": options.projector.name if options.projector else None,
+        "prefill_chunk": options.prefill_chunk,
+        "dtype": engine.target.card.dtype,
+        "fused_kernels": runtime.compiles,
+        "compiled": options.compiled,
+        "single_graph": options.single_graph,
+        "blas_threads": threads(),
+        **_flattened(asdict(switches)),
+    }
+
+
+def _flattened(values: dict[str, Any]) -> dict[str, Any]:
+    """Groups of switches without their level; a list as one line of JSON, or None where it is empty."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flattened(value)
+        else:
+            is_list = isinstance(value, list | tuple)
+            flat[name] = (json.dumps(value) if value else None) if is_list else value
+    return flat
+
+
+def at_least(default: int | None, low: float = 1, high: float | None = None) -> Any:
+    """A switch with bounds that `BoundedSwitches.check` checks; None is always allowed."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+class BoundedSwitches:
+    """Dataclasses of switches whose bounds are with the fields."""
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a switch, or one of a group of switches, does not make sense."""
+        for each in fields(cast(Any, self)):
+            value, low, high = getattr(self, each.name), each.metadata.get("low"), each.metadata.get("high")
+            if hasattr(value, "check"):
+                value.check()
+            if low is None or value is None or low <= value <= (math.inf if high is None else high):
+                continue
+            bounds = f"be at least {low}" if high is None else f"lie in [{low}, {high}]"
+            raise ConfigurationError(f"--{each.name.replace('_', '-')} must {bounds}, not {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetSwitches(BoundedSwitches):
+    """What the command line can set about an evaluation over a set of prompts; see `load_prompts`."""
+
+    prompts: str = "all"
+    limit: int | None = at_least(8)
+    max_tokens: int = at_least(96)
+    seed: int = 0
+    chat: ChatSwitches = field(default_factory=ChatSwitches)
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ConfigurationError for a value that is none of the choices."""
+    if value not in choices:
+        raise ConfigurationError(f"{name} {value!r} is not one of {', '.join(choices)}")
