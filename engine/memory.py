@@ -129,21 +129,15 @@ def article_document() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Unloaded:
-    """A model that is shapes alone.
-
-    Attributes:
-        dtype: the type of its floating weights, and so of keys and values; dtype_from: who says so.
-        weights: their bytes; weights_from: the files, or config.json alone.
-        context: positions it was made for; None where the configuration does not say.
-    """
+    """A model that is shapes alone."""
 
     path: Path
     target: Target
-    dtype: str
-    dtype_from: str
-    weights: int
-    weights_from: str
-    context: int | None
+    dtype: str  # of its floating weights, and so of keys and values
+    dtype_from: str  # who says so
+    weights: int  # their bytes
+    weights_from: str  # the files, or config.json alone
+    context: int | None  # positions it was made for, where the configuration says
 
 
 def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = None) -> Unloaded:
@@ -246,21 +240,13 @@ def _dtype_name(dtype: str | None, model: Any, config: Mapping[str, Any]) -> tup
 
 @dataclass(frozen=True)
 class RunLengths:
-    """What is to be held.
+    """What is to be held."""
 
-    Attributes:
-        context: tokens of each prompt.
-        batch: sequences; one is decoded alone, several are merged.
-        block: tokens of the round; 0 for none, where the prompt leaves room for one token alone.
-        headroom: the largest block that may be verified.
-        prefill_chunk: prompt positions a forward.
-    """
-
-    context: int
-    batch: int = 1
-    block: int = 1
-    headroom: int = 1
-    prefill_chunk: int = 2048
+    context: int  # tokens of each prompt
+    batch: int = 1  # sequences; one is decoded alone, several are merged
+    block: int = 1  # tokens of the round; 0: none, where the prompt leaves one token alone
+    headroom: int = 1  # the largest block that may be verified
+    prefill_chunk: int = 2048  # prompt positions a forward
 
 
 class LayerBytes(NamedTuple):
@@ -269,16 +255,11 @@ class LayerBytes(NamedTuple):
     holds: str
     cache: str
     layers: int
-    nbytes: int
+    bytes: int
 
 
 def held_by(target: Target, policy: KVPolicy, run: RunLengths) -> list[LayerBytes]:
     """The caches' bytes after a run, by kinds of layers in the order of their first layers.
-
-    Args:
-        target: a model, loaded or not.
-        policy: which keys and values are kept, and how.
-        run: how much of them.
 
     Raises:
         ConfigurationError: the policy does not fit the model.
@@ -386,14 +367,7 @@ def _recurrent(member: Any) -> bool:
 
 
 def feed(cache: Any, template: Any, count: int, batch: int = 1) -> None:
-    """Let a layer's cache take in ``count`` positions, as a forward would.
-
-    Args:
-        cache: of a layer; of ``batch`` sequences if merged.
-        template: the layer's of `written_by`.
-        count: positions of each sequence.
-        batch: sequences.
-    """
+    """Write ``count`` positions of each sequence into a layer's cache; ``template`` is of `written_by`."""
     members: list[Any] = [cache] if type(cache) is CodedKV else list(members_of(cache))
     for member, seen in zip(members, members_of(template), strict=True):
         if _recurrent(seen):
@@ -438,15 +412,12 @@ def _holds(cache: Any) -> str:
 class UnloadedDrafter(NamedTuple):
     """A drafter that is shapes alone.
 
-    Attributes:
-        block_size: block length it was made for.
-        weights: their bytes.
-        state: from the positions observed at a time, and the tokens of a block (under 2: nothing is drafted),
-            to the bytes of one sequence's state.
+    `state` takes the positions observed at a time, and the tokens of a block (under 2: nothing is drafted),
+    and gives the bytes of one sequence's state.
     """
 
-    block_size: int
-    weights: int
+    block_size: int  # that it was made for
+    weights: int  # their bytes
     state: Callable[[Sequence[int], int], int]
 
 
@@ -632,7 +603,7 @@ def predict(
             observed = (*chunks_of(policy, now), 1)
             if small and observed not in states:
                 states[observed] = small.state(observed, now.block)
-            held, state = (sum(kind.nbytes for kind in kinds), batch * states.get(observed, 0))
+            held, state = (sum(kind.bytes for kind in kinds), batch * states.get(observed, 0))
             rows.append(
                 {
                     "kv": policy.spec,
@@ -642,18 +613,10 @@ def predict(
                     "cache_bytes": held,
                     "bytes_per_sequence": held // batch,
                     "bytes_per_token": held / (batch * context),
-                    "ratio_to_native": sum(kind.nbytes for kind in native) / held if held else 1.0,
+                    "ratio_to_native": sum(kind.bytes for kind in native) / held if held else 1.0,
                     "drafter_state_bytes": state,
                     "total_bytes": weights + state + held,
-                    "layers": [
-                        {
-                            "holds": kind.holds,
-                            "cache": kind.cache,
-                            "layers": kind.layers,
-                            "bytes": kind.nbytes,
-                        }
-                        for kind in kinds
-                    ],
+                    "layers": [kind._asdict() for kind in kinds],
                 }
             )
     progress(steps, steps, "predicting", "done")

@@ -294,29 +294,20 @@ def _validated(kind: type[Any], where: object, values: Any, context: Any = None)
 
 @dataclass(frozen=True)
 class Registry:
-    """Models by name.
+    """Models by name."""
 
-    Attributes:
-        path: the file it was read from; None: it was made for one folder.
-        default: name of the entry that is meant where none is named.
-        entries: at least one, in the order of the file.
-        channels: every KV channel that an entry may offer, by name.
-        requests: policies that a request may spell out instead of naming a channel.
-    """
-
-    path: Path | None
-    default: str
-    entries: tuple[ModelEntry, ...]
-    channels: Mapping[str, Channel] = field(default_factory=lambda: CHANNELS)
-    requests: tuple[PolicyRange, ...] = ()
+    path: Path | None  # the file it was read from; None: it was made for one folder
+    default: str  # name of the entry that is meant where none is named
+    entries: tuple[ModelEntry, ...]  # at least one, in the order of the file
+    channels: Mapping[str, Channel] = field(default_factory=lambda: CHANNELS)  # that entries may offer
+    requests: tuple[PolicyRange, ...] = ()  # policies that a request may spell out
 
     @classmethod
     def load(cls, path: Path | None = None) -> "Registry":
         """Read a registry file; None: the one that comes with the project.
 
         Raises:
-            ConfigurationError: the file cannot be used, a key is wrong, or an entry contradicts itself; file,
-                key and value are named.
+            ConfigurationError: the file cannot be used, or a key is wrong; file, key and value are named.
             DrafterMismatchError: what an entry says of its drafter does not match its target.
         """
         path, channels = path or SHIPPED_FILE, dict(CHANNELS)
@@ -396,11 +387,7 @@ class Registry:
         return replace(registry, entries=(entry.model_copy(update=named),))
 
     def resolve(self, model_id: str, channel: str | None = None) -> tuple[ModelEntry, Channel]:
-        """The entry and channel that a request asks for.
-
-        Args:
-            model_id: ``NAME`` or ``NAME@CHANNEL``.
-            channel: named beside the id; None: none is.
+        """The entry and channel that an id, ``NAME`` or ``NAME@CHANNEL``, and a channel next to it ask for.
 
         Raises:
             UnknownModel: no entry has that name, or there is no such channel; what there is is listed.
@@ -426,14 +413,10 @@ class Registry:
     def channel(self, entry: ModelEntry, text: str | None) -> Channel:
         """The channel of an entry that a text names, or spells out as a policy such as ``lattice:e8,10``.
 
-        Args:
-            entry: the model.
-            text: what the request says; None: the default channel.
-
         Raises:
             UnknownModel: it names no channel of this registry; the message lists them.
-            ConfigurationError: it is no policy, or a channel or policy that requests for this model may not
-                ask for; the message says which they may.
+            ConfigurationError: it is no policy, or one that requests for this model may not ask for; the
+                message says which they may.
         """
         name = entry.default_channel if text is None else text
         if name in entry.channels:
@@ -543,14 +526,8 @@ class Located:
     def options(self, channel: Channel) -> Options:
         """The switches of an engine of its own for this model and channel."""
         entry = self.entry
-        return Options(
-            model=self.target,
-            drafter=self.drafter or "none",
-            block=entry.block,
-            dtype=entry.dtype,
-            kv=channel.policy.spec,
-            quantize=entry.quantize,
-        )
+        own = {name: getattr(entry, name) for name in ("block", "dtype", "quantize")}
+        return Options(model=self.target, drafter=self.drafter or "none", kv=channel.policy.spec, **own)
 
 
 def variable_of(folder: str) -> str:
@@ -562,8 +539,8 @@ def locate(entry: ModelEntry, places: Places) -> Located:
     """Find the files of an entry, without the network.
 
     Raises:
-        ConfigurationError: a variable of the environment names a folder for one of them that is not there.
-        ModelNotHere: one of them is in none of its places; the message lists them and says what to do.
+        ConfigurationError: a variable of the environment names a folder that is not there.
+        ModelNotHere: a part is in none of its places; the message lists them and says what to do.
     """
     target = Path(_found(entry, "target", entry.target, places))
     if entry.drafter is None:
@@ -620,8 +597,6 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
 def check_located(located: Located) -> None:
     """Compare the configurations on this machine with each other and with the entry.
 
-    The target's shape is that of the model mlx-lm would build. Tokenizers are compared when a drafter opens.
-
     Raises:
         ModelError: a configuration cannot be read, or is of another model than the entry says.
         DrafterMismatchError: the drafter was not made for the target.
@@ -629,18 +604,11 @@ def check_located(located: Located) -> None:
     """
     entry, model = located.entry, _unloaded(located.target)
     target = Target(model)
-    found = TargetFacts(
-        hidden_size=target.hidden_size,
-        layers=target.layer_count,
-        vocab_size=target.vocab_size,
-        head_dims=opened(located.target, "config.json", partial(_head_dims, model), verb="run"),
-    )
-    said = entry.facts.target or found
-    if differing := [
-        f"{name} is {value}, not {getattr(said, name)}"
-        for name, value in found
-        if value != getattr(said, name)
-    ]:
+    dims = opened(located.target, "config.json", partial(_head_dims, model), verb="run")
+    sizes = {"hidden_size": target.hidden_size, "layers": target.layer_count, "vocab_size": target.vocab_size}
+    found = TargetFacts(**sizes, head_dims=dims)
+    said = dict(entry.facts.target or found)
+    if differing := [f"{name} is {value}, not {said[name]}" for name, value in found if value != said[name]]:
         raise ModelError(
             f"{located.target} does not hold the target of the model {entry.name}: {'; '.join(differing)}; "
             "put the right one there, or correct the registry"
@@ -651,12 +619,7 @@ def check_located(located: Located) -> None:
 
 
 def drafter_facts(spec: str) -> DrafterFacts | None:
-    """What the drafter of a ``--drafter`` text says about its target; None for one without a model.
-
-    Raises:
-        ModelError: its folder or configuration cannot be used.
-        ConfigurationError: the settings behind its folder make no sense.
-    """
+    """What the drafter of a ``--drafter`` text says about its target; None for one without a model."""
     asked = read_spec(spec)
     if asked.kind == PromptLookup.name:
         return None
@@ -666,14 +629,9 @@ def drafter_facts(spec: str) -> DrafterFacts | None:
         size = text_part(config).get("vocab_size")
         return DrafterFacts(vocab_size=size if type(size) is int else None)
     read = DFlashConfig.from_dict(config)
-    return DrafterFacts(
-        hidden_size=read.hidden_size,
-        layers=read.num_target_layers,
-        vocab_size=read.vocab_size,
-        taps=read.target_layer_ids,
-        mask_token=read.mask_token_id,
-        block=read.block_size,
-    )
+    sizes = {"hidden_size": read.hidden_size, "layers": read.num_target_layers, "vocab_size": read.vocab_size}
+    mask, block = read.mask_token_id, read.block_size
+    return DrafterFacts(**sizes, taps=read.target_layer_ids, mask_token=mask, block=block)
 
 
 def _unloaded(folder: Path) -> Any:
