@@ -111,9 +111,10 @@ class PolicyRange:
     def parse(cls, text: str) -> "PolicyRange":
         """Read a range; ConfigurationError where an end is no policy, or one that requests cannot have."""
         low, high = (parse_policy(re.sub(r"(\d+)\.\.(\d+)", rf"\{end}", text)) for end in (1, 2))
-        if low.kind == NATIVE.name or low.source is not None:
-            raise ConfigurationError(f"{text!r} cannot be opened to requests; leave it out")
-        return cls(text, low, high)
+        found = cls(text, low, high)
+        if low.kind == NATIVE.name or low.source is not None or low not in found:
+            raise ConfigurationError(f"{text!r} holds no policy that requests may have; leave it out")
+        return found
 
     def __contains__(self, policy: KVPolicy) -> bool:
         parts = [re.split("[:,@]", each.spec) for each in (self.low, policy, self.high)]
@@ -171,7 +172,7 @@ class Source(_Table):
 
 def _source(value: Any, info: ValidationInfo) -> Any:
     """The texts and paths of a file as the fields of a `Source`."""
-    drafts = info.field_name == "drafter" and str(value).partition(":")[0] == PromptLookup.name
+    drafts = info.field_name == "drafter" and re.fullmatch("prompt-lookup(:[0-9]{1,9})?", str(value))
     if isinstance(value, str) and (drafts or value == "shipped"):
         return {"path": value} if drafts else {"shipped": True}
     if not isinstance(value, dict | Source):

@@ -153,6 +153,7 @@ def test_a_file_says_everything_about_a_model(tmp_path: Path):
         ("context = 99999999999", "models.one.context: "),
         ('engine = "Other Engine"', "models.one.engine: must match"),
         ('drafter = "some-text"', 'models.one.drafter: must be "shipped", { folder = '),
+        ('drafter = "prompt-lookup:x"', "models.one.drafter: must be"),
         ("drafter = 3", 'models.one.drafter: must be "shipped"'),
         (
             'drafter = { hub = "a/b" }',
@@ -268,6 +269,7 @@ def test_a_file_defines_channels_for_the_models_that_list_them_or_list_none(tmp_
             "requests.kv[0]: 'restored:exact' cannot be opened to requests",
         ),
         ('[requests]\nkv = ["affine:2..9,64"]', "requests.kv[0]: --kv 'affine:9,64': BITS must be one of"),
+        ('[requests]\nkv = ["sink-window:4,64..8"]', "requests.kv[0]: 'sink-window:4,64..8' holds no policy"),
         ('[requests]\nkv = "affine"', "requests.kv: "),
     ],
 )
