@@ -266,7 +266,7 @@ def test_a_file_defines_channels_for_the_models_that_list_them_or_list_none(tmp_
         ('[channels.affine8]\nkv = "affine:4,64"', "channels: affine8 is built in; choose another name"),
         (
             '[requests]\nkv = ["restored:exact"]',
-            "requests.kv[0]: 'restored:exact' cannot be opened to requests",
+            "requests.kv[0]: 'restored:exact' holds no policy",
         ),
         ('[requests]\nkv = ["affine:2..9,64"]', "requests.kv[0]: --kv 'affine:9,64': BITS must be one of"),
         ('[requests]\nkv = ["sink-window:4,64..8"]', "requests.kv[0]: 'sink-window:4,64..8' holds no policy"),
