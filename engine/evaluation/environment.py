@@ -14,7 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -177,38 +177,28 @@ def busy(load: OtherLoad) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Usage:
-    """Counters at one moment; seconds."""
+def _usage() -> tuple[float, float, dict[str, float]]:
+    """At this moment: wall seconds, CPU seconds of others on all cores, and those of `SERVICES`."""
+    cpu, own = psutil.cpu_times(), os.times()
+    # A guest's time is part of `user` on Linux; what the host gave to others is `steal`.
+    used = sum(getattr(cpu, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+    ours = own.user + own.system + own.children_user + own.children_system
+    listing = ("/bin/ps", "-A", "-c", "-o", "time=,comm=")
+    printed = printed_by(listing) if sys.platform == "darwin" else None
+    return perf_counter(), used - ours, {} if printed is None else services_of(printed)
 
-    wall: float
-    busy: float  # of all cores, since the system's start
-    own: float  # of this process and its children
-    services: dict[str, float]
 
-    @classmethod
-    def now(cls) -> "_Usage":
-        cpu, own = psutil.cpu_times(), os.times()
-        # A guest's time is part of `user` on Linux; what the host gave to others is `steal`.
-        used = sum(getattr(cpu, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
-        ours = own.user + own.system + own.children_user + own.children_system
-        listing = ("/bin/ps", "-A", "-c", "-o", "time=,comm=")
-        printed = printed_by(listing) if sys.platform == "darwin" else None
-        return cls(perf_counter(), used, ours, {} if printed is None else services_of(printed))
-
-    def until(self, later: "_Usage") -> OtherLoad:
-        """What happened between two moments."""
-        seconds = later.wall - self.wall
-        available = seconds * (psutil.cpu_count() or 1)
-        other = (later.busy - self.busy) - (later.own - self.own)
-        share = round(min(max(other / available, 0.0), 1.0), 4) if seconds > 0 else None
-        services = {
-            name: round(max(used - self.services.get(name, 0.0), 0.0), 2)
-            for name, used in later.services.items()
-        }
-        return OtherLoad.model_validate(
-            {"seconds": round(seconds, 3), "other_cpu_share": share, "services": services}
-        )
+def _load_since(start: tuple[float, float, dict[str, float]]) -> OtherLoad:
+    (before, others_before, services_before), (now, others, services) = start, _usage()
+    seconds = now - before
+    available = seconds * (psutil.cpu_count() or 1)
+    share = round(min(max((others - others_before) / available, 0.0), 1.0), 4) if seconds > 0 else None
+    used = {
+        name: round(max(total - services_before.get(name, 0.0), 0.0), 2) for name, total in services.items()
+    }
+    return OtherLoad.model_validate(
+        {"seconds": round(seconds, 3), "other_cpu_share": share, "services": used}
+    )
 
 
 def services_of(printed: str) -> dict[str, float]:
@@ -233,9 +223,9 @@ def _cpu_seconds(text: str) -> float:
 
 def idle_load() -> OtherLoad:
     """What the machine does while this process does nothing, over `SETTLE_S`."""
-    before = _Usage.now()
+    before = _usage()
     sleep(SETTLE_S)
-    return before.until(_Usage.now())
+    return _load_since(before)
 
 
 class LoadWatch:
@@ -247,21 +237,21 @@ class LoadWatch:
 
     def __init__(self) -> None:
         self._swapped = swapped_bytes()
-        self._since = _Usage.now()
+        self._since = _usage()
         self._load: OtherLoad | None = None
         self._power, self._heat = power_source(), thermal_state()
 
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Watch the load while the rows are timed, and no longer."""
-        since = _Usage.now()
+        since = _usage()
         yield
-        self._load = since.until(_Usage.now())
+        self._load = _load_since(since)
 
     @property
     def timed_load(self) -> OtherLoad:
         """The load of `timing`, or so far."""
-        return self._load or self._since.until(_Usage.now())
+        return self._load or _load_since(self._since)
 
     def conditions(self) -> dict[str, Any]:
         """The worst power source and thermal state so far; more than `MOST_SWAPPED` bytes are swapping."""

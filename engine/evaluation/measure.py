@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypedDict, cast
 
-from engine.cache.policy import KVPolicy
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.config import Engine
 from engine.device import Runtime, threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength
@@ -44,25 +44,15 @@ WARM_UPS = 4
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm, its prompts, and how to run them.
+    """One arm, its prompts, and how to run them."""
 
-    Attributes:
-        arm: gets the rows.
-        prompts: the same ids in the same order for every arm of a measurement.
-        encoded: their token ids.
-        run: from the token ids of some prompts to one outcome each.
-        row: makes a report's row from an outcome.
-        phase: name in the progress.
-        batched: give all prompts of a turn to ``run`` at once; else one at a time.
-    """
-
-    arm: Arm
-    prompts: Sequence[Prompt]
+    arm: Arm  # gets the rows
+    prompts: Sequence[Prompt]  # the same ids in the same order for every arm of a measurement
     encoded: Sequence[list[int]]
-    run: Callable[[Sequence[list[int]]], Sequence[Outcome]]
+    run: Callable[[Sequence[list[int]]], Sequence[Outcome]]  # from token ids of prompts to an outcome each
     row: MakeRow
-    phase: str
-    batched: bool = False
+    phase: str  # in the progress
+    batched: bool = False  # all prompts of a turn are given to `run` at once
 
 
 @dataclass
@@ -82,14 +72,10 @@ def measure(
     journal: Journal | None = None,
     watch: Callable[[], str | None] | None = None,
 ) -> Measured:
-    """Fill the arms of all runs.
+    """Fill the arms of all runs, ``batch`` prompts per turn.
 
-    Args:
-        runs: at least one.
-        progress: called before each run.
-        batch: prompts per turn.
-        journal: keeps every finished row, and has those of an earlier process.
-        watch: called after every turn; a reason to drop all rows and start over, at most `RESTARTS` times.
+    ``watch`` is called after every turn. It may give a reason to drop all rows and start over, at most
+    `RESTARTS` times.
     """
     measured = Measured(restarts=list(journal.restarts) if journal else [])
     kept = deque(journal.kept if journal else ())
@@ -150,7 +136,7 @@ def _check_kept(entry: Entry, arm: Arm, prompts: Sequence[Prompt]) -> None:
         )
 
 
-class Context(TypedDict, total=False):
+class EvaluationContext(TypedDict, total=False):
     """What evaluations pass on to `Evaluation`."""
 
     progress: Progress
@@ -160,26 +146,19 @@ class Context(TypedDict, total=False):
 
 @dataclass
 class Evaluation:
-    """One evaluation: create it before any work, `add` arms, `run` them, then build the `report`.
+    """One evaluation: create it before any work, `add` arms, `run` them, then build the `report`."""
 
-    Attributes:
-        kind: of the report.
-        command: its name in the report's configuration, which holds engine, switches and settings.
-        cards: model cards of the report; those of the engine if not given.
-        resumable: the report counts the rows of earlier processes.
-    """
-
-    kind: str
-    command: str
+    kind: str  # of the report
+    command: str  # as the configuration names it, which holds engine, switches and settings
     engine: Engine
     switches: Any
     runtime: Runtime
     progress: Progress = lambda *_: None
     request: ReportRequest | None = None
     journal: Journal | None = None
-    cards: dict[str, ModelCard] | None = None
+    cards: dict[str, ModelCard] | None = None  # those of the engine, if not given
     settings: dict[str, Any] = field(default_factory=dict)
-    resumable: bool = True
+    resumable: bool = True  # the report counts the rows of earlier processes
 
     def __post_init__(self) -> None:
         """Start the clock and the watch."""
@@ -220,18 +199,13 @@ class Evaluation:
         self.runs.append(ArmRun(arm, prompts, encoded, run, row, phase, batched))
 
     def run(
-        self,
-        warm_up: Callable[[], object] | None = None,
-        *,
-        watch: Callable[[], str | None] | None = None,
+        self, warm_up: Callable[[], object] | None = None, watch: Callable[[], str | None] | None = None
     ) -> None:
         """Open the journal, warm up, and fill the arms; see `measure`."""
         first = self.runs[0]
         if self.journal:
-            environment = self._environment()
-            self.journal.open(
-                fingerprint(environment, self.settings, first.prompts, first.encoded, self.request)
-            )
+            marks = (self._environment(), self.settings, first.prompts, first.encoded, self.request)
+            self.journal.open(fingerprint(*marks))
             self.started = self.journal.started
         self.progress(0, self.total, "warming up", first.prompts[0].id)
         (warm_up or self.warm_up)()
@@ -419,6 +393,7 @@ def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any)
         "compiled": options.compiled,
         "single_graph": options.single_graph,
         "blas_threads": threads(),
+        **({} if options.drafter_kv == NATIVE.spec else {"drafter_kv": options.drafter_kv}),
         **_flattened(asdict(switches)),
     }
 

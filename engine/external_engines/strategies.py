@@ -44,8 +44,8 @@ class DraftCounts:
 class ExternalLoop:
     """An engine opened for one target, its drafter loaded.
 
-    `steps` is given a prompt, a number of tokens, counts to fill in, and the target's caches under the engine's
-    own keyword, if it has one; it yields the tokens of a greedy continuation, which no token stops.
+    `steps` is given a prompt, a number of tokens, counts to fill in, and the target's caches under the
+    engine's keyword, if it has one; it yields the tokens of a greedy continuation, which no token stops.
     """
 
     block: int  # the most positions that it appends in one forward after the prompt's

@@ -19,7 +19,7 @@ def git(folder: Path, *argv: str) -> str:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout whose package is taken for this one."""
+    """A checkout whose package replaces this one."""
     folder = tmp_path / "engine"
     folder.mkdir()
     (folder / "decode.py").write_text("ONE = 1\n")
@@ -91,7 +91,7 @@ def test_links_and_longer_digests_are_compared(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("started_by", ["fsmonitor", "filter"])
-def test_what_the_configuration_of_a_checkout_starts_is_not_started(package: Path, started_by: str) -> None:
+def test_git_configuration_of_a_checkout_starts_nothing(package: Path, started_by: str) -> None:
     mark = package.parent / "started"
     if started_by == "fsmonitor":
         git(package, "config", "core.fsmonitor", f"touch {mark}; false")
@@ -103,7 +103,7 @@ def test_what_the_configuration_of_a_checkout_starts_is_not_started(package: Pat
     assert not mark.exists()
 
 
-def test_an_object_that_is_missing_is_fetched_from_nowhere(package: Path) -> None:
+def test_a_missing_git_object_is_not_fetched(package: Path) -> None:
     mark = package.parent / "started"
     git(package, "config", "core.repositoryFormatVersion", "1")
     git(package, "config", "extensions.partialClone", "origin")

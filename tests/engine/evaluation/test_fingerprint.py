@@ -64,17 +64,17 @@ def marks(**changes: Any) -> Fingerprint:
         ),
     ],
 )
-def test_what_rows_depend_on_changes_it(changes: dict[str, Any], name: str):
+def test_fingerprint_changes_with_what_rows_depend_on(changes: dict[str, Any], name: str):
     one, other = marks(), marks(**changes)
     assert one.get(name) != other.get(name)
 
 
-def test_what_changes_from_minute_to_minute_does_not():
+def test_fingerprint_ignores_volatile_conditions():
     later = {"power_source": "battery", "swapping": True, "git": ENVIRONMENT["git"] | {"sha": "e" * 40}}
     assert marks(environment=ENVIRONMENT | later) == marks()
 
 
-def test_a_reboot_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_reboot_changes_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     before = marks()
     assert before["boot"] == boot_session()
     (tmp_path / "boot_id").write_text("another\n")

@@ -49,7 +49,7 @@ def test_the_shipped_prompts_are_those_the_gate_knows() -> None:
 @pytest.mark.parametrize(
     "family", ["llama", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5", "qwen3_next"]
 )
-def test_a_targets_caches_are_told_without_computing(family: str, tmp_path: Path) -> None:
+def test_cache_layers_of_a_target_are_described(family: str, tmp_path: Path) -> None:
     target: LoadedTarget = load_target(families.save(tmp_path / family, family))
     layers = target_card(target).cache_layers
     assert layers is not None

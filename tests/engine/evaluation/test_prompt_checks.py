@@ -48,7 +48,7 @@ def test_prompts_that_prove_nothing_are_refused(tmp_path: Path, name: str):
         refuse_unsound(read(tmp_path, *rows))
 
 
-def test_sets_that_ask_differently_are_measured_under_ids_of_their_own(tmp_path: Path):
+def test_sets_that_ask_differently_need_different_ids(tmp_path: Path):
     rows = [row("r-1"), row("r-2", "4822"), row("other-r-1", "4823", prompt=OTHER)]
     refuse_unsound(read(tmp_path, *rows))
 

@@ -41,7 +41,7 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
-def test_a_file_of_ones_own_is_read_in_order_and_limited_by_kind(tmp_path: Path):
+def test_a_users_file_is_read_in_order_limited_by_kind(tmp_path: Path):
     rows = [{"id": f"a-{i}", "kind": "a", "prompt": f"x{i}"} for i in range(4)]
     rows += [{"id": f"b-{i}", "kind": "b", "prompt": f"y{i}"} for i in range(4)]
     path = str(write(tmp_path / "own.jsonl", *rows))
@@ -52,7 +52,7 @@ def test_a_file_of_ones_own_is_read_in_order_and_limited_by_kind(tmp_path: Path)
     assert len(load_prompts(path)) == 8
 
 
-def test_the_needle_can_be_taken_out_and_the_instruction_has_no_name(tmp_path: Path):
+def test_needle_is_removable_and_instruction_has_no_name(tmp_path: Path):
     [prompt] = load_prompts(str(write(tmp_path / "own.jsonl", needle_row())))
     assert prompt.instruction == "Question: what is the secret code of {}? Answer:"
     bare = prompt.without_needle()
@@ -130,7 +130,7 @@ def test_one_prompt_under_two_ids_is_refused(tmp_path: Path):
         load_prompts(str(write(tmp_path / "own.jsonl", *rows)))
 
 
-def test_a_shipped_prompt_or_its_id_in_a_file_of_ones_own_is_refused(tmp_path: Path):
+def test_shipped_prompts_and_ids_are_refused_in_users_files(tmp_path: Path):
     other = {"id": "code-001", "prompt": "something else"}
     with pytest.raises(PromptError, match="the id code-001 is taken by a shipped prompt"):
         load_prompts(str(write(tmp_path / "own.jsonl", other)))
@@ -167,8 +167,8 @@ def test_tokens_are_those_mlx_lm_would_use(folders: tuple[Path, Path]):
     assert target.tokenizer.decode(tokens) == "héllo"
     turns = encode(chat_prompt([("user", "hi")]), target.tokenizer, target.target.vocab_size, target.context)
     assert target.tokenizer.decode(turns) == "<bos><user>hi<end><assistant>"
-    begun = encode(raw_prompt("<bos>a"), target.tokenizer, target.target.vocab_size, target.context)
-    assert target.tokenizer.decode(begun) == "<bos>a"
+    with_bos = encode(raw_prompt("<bos>a"), target.tokenizer, target.target.vocab_size, target.context)
+    assert target.tokenizer.decode(with_bos) == "<bos>a"
 
 
 def test_a_prompt_that_cannot_be_used_is_refused_by_id(folders: tuple[Path, Path]):

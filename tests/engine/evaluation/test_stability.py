@@ -51,7 +51,7 @@ def test_the_gate_and_the_measurement_agree(
 
 @pytest.mark.slow
 @given(seconds=st.floats(0.001, 0.004), disturbed=st.integers(0, 8), factor=st.floats(1.0, 2.9))
-def test_both_find_plain_decoding_slow_beside_block_1(seconds: float, disturbed: int, factor: float):
+def test_gate_and_measurement_find_a_slow_baseline(seconds: float, disturbed: int, factor: float):
     document = reports.throughput()
     block_1(document, seconds)
     plain, ours, own = (part["samples"] for part in document["arms"])

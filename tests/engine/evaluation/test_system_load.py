@@ -63,7 +63,7 @@ def test_swapped_bytes_are_the_pages_that_went_in_and_out() -> None:
     [(4096, False), (64 * 2**20, False), (64 * 2**20 + 4096, True), (None, None)],
     ids=["a-page", "64-mib", "more", "unknown"],
 )
-def test_a_few_pages_of_whichever_process_are_no_swapping(
+def test_a_few_swapped_pages_are_no_swapping(
     meanwhile: int | None, swapping: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = iter([2**30, None if meanwhile is None else 2**30 + meanwhile])
@@ -103,7 +103,7 @@ def test_the_thermal_state_is_the_worst_that_was_read(
     assert environment.LoadWatch().conditions()["thermal_state"] == worst
 
 
-def test_this_machine_says_something_of_the_kind() -> None:
+def test_conditions_of_this_machine_are_known() -> None:
     found = environment.LoadWatch().conditions()
     assert found["power_source"] in {"ac", "battery", "not_applicable"}
     heat = found["thermal_state"]
@@ -120,7 +120,7 @@ PS = """  0:01.25 mds
 """
 
 
-def test_services_are_told_by_their_processes() -> None:
+def test_services_are_found_by_their_processes() -> None:
     assert environment.services_of(PS) == {"spotlight": 723.75, "time_machine": 0.0, "photos": 86401.0}
     assert environment.services_of("") == {"spotlight": 0.0, "time_machine": 0.0, "photos": 0.0}
 

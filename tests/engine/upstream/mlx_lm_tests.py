@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 import tarfile
 import tempfile
 import tomllib
@@ -16,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-import pytest
+from tests.engine.upstream.fetch import download
 
 ROOT = Path(__file__).resolve().parents[3]
 KEPT = ROOT / ".mlx-lm-tests"
@@ -43,31 +41,11 @@ def folder() -> Path:
     if not kept.is_dir():
         KEPT.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=KEPT) as place:
-            _fetch(f"mlx-lm=={version} --hash={digest}", Path(place))
+            requirement = f"mlx-lm=={version} --hash={digest}"
+            download(requirement, Path(place), KEPT, "--no-binary", ":all:")
             with tarfile.open(next(Path(place).glob("*.tar.gz"))) as packed:
                 members = [each for each in packed.getmembers() if Path(each.name).parts[1:2] == ("tests",)]
                 packed.extractall(place, members, filter="data")
             if not kept.is_dir():  # another worker may have been faster
                 os.replace(next(Path(place).glob("*/tests")), kept)
     return kept
-
-
-def _fetch(requirement: str, place: Path) -> None:
-    wanted = place / "requirements.txt"
-    wanted.write_text(requirement)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--no-binary", ":all:", "--require-hashes"),
-            *("--dest", str(place), "--requirement", str(wanted)),
-        ],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        name = requirement.partition(" ")[0]
-        pytest.fail(
-            f"the source distribution of {name} could not be fetched; run this once with a package index "
-            f"within reach, and {KEPT.name}/ keeps its tests:\n{done.stderr}",
-            pytrace=False,
-        )
