@@ -80,13 +80,17 @@ class Session:
             self._compiled = CompiledForward.of(target, ids, self.caches) if compiled else None
             if drafter is not None:
                 drafter.start()
-            self.close = opened.pop_all().close  # restores the target's layers; caches may still be read
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def close(self) -> None:
+        """Restore the target's layers. The caches may still be read."""
+        self._opened.close()
 
     @property
     def caches(self) -> list[Any]:

@@ -149,7 +149,7 @@ class Seams(DraftLength):
 PACES: dict[str, Callable[[], DraftLength]] = {
     **{f"block {block}": partial(FixedDraftLength, block) for block in (2, 3, 4)},
     "plain": partial(FixedDraftLength, 1),
-    "auto": partial(AdaptiveDraftLength, 4, (2, 3, 4), nominal=True),
+    "auto": partial(AdaptiveDraftLength, 4, nominal=True),
     "seams": Seams,
 }
 
