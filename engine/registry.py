@@ -316,6 +316,10 @@ class Registry:
         own = {name: channels[name] for name in ("native", *file.channels)}
         entries = []
         for name, entry in file.models.items():
+            if entry.name:
+                raise ConfigurationError(
+                    f"{path}: models.{name}: unknown field 'name'; the table's key is it"
+                )
             offered = entry.channels if "channels" in entry.model_fields_set else own
             default = entry.default_channel or next(iter(offered))
             about = {"name": name, "channels": offered, "default_channel": default}

@@ -142,6 +142,7 @@ def test_a_file_says_everything_about_a_model(tmp_path: Path):
     ("lines", "said"),
     [
         ("colour = 1", "models.one: unknown field 'colour'"),
+        ('name = "two"', "models.one: unknown field 'name'"),
         ("block = 0", "models.one.block: --block must be auto or a number from 1 to 1024, not '0'"),
         ("block = true", "models.one.block: must be a text, not True"),
         ("block = 8", "models.one: block and facts.drafter need a drafter; there is none"),
