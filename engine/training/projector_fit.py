@@ -38,7 +38,7 @@ Weights = list[dict[str, mx.array]]  # of each layer, in whitened features
 # The tokens of one text, all of the same length: from what training may see, or (True) from what is held out.
 DrawText = Callable[[Random, bool], list[int]]
 
-SHORTEST = 192  # tokens of a text: room for a fact and its question in any tokenizer
+SHORTEST = 192  # tokens of a text: a fact and its question fit in any tokenizer
 RIDGE = 1e-3
 DROPPED = 1e-5  # directions of the features with less than this share of the largest variance
 QUERIES = 96  # of each text in a step
@@ -103,11 +103,7 @@ class ProjectorSwitches:
         return RestorationPlan(LEARNED, self.sink, self.window)
 
     def layers_of(self, model: Any) -> list[int]:
-        """The layers it is trained for.
-
-        Raises:
-            ConfigurationError: one that is named cannot be restored, or there are none.
-        """
+        """The layers it is trained for; ConfigurationError where one cannot be restored."""
         policy = parse_policy(f"restored:{LEARNED}:{self.sink},{self.window}@{self.layers}")
         try:
             return policy.chosen_layers(model)
@@ -163,9 +159,8 @@ class Fit:
             outputs, crossed = outputs + y.sum(axis=0), crossed + x.T @ y
             mx.eval(sums, products, outputs, crossed)
         self._mean = sums / count
-        variances, directions = mx.linalg.eigh(
-            products / count - mx.outer(self._mean, self._mean), stream=mx.cpu
-        )
+        spread = products / count - mx.outer(self._mean, self._mean)
+        variances, directions = mx.linalg.eigh(spread, stream=mx.cpu)
         kept = read_token((variances > DROPPED * variances.max()).sum())
         self._whiten = directions[:, -kept:] / mx.sqrt(variances[-kept:])  # [F, R], ascending order
         covariance = crossed / count - mx.outer(self._mean, outputs / count)
