@@ -50,29 +50,17 @@ HELD_OUT_BATCHES = 4
 
 @dataclass(frozen=True)
 class ProjectorSwitches:
-    """What the command line can set.
+    """What the command line can set."""
 
-    Attributes:
-        layers: as behind the @ of ``--kv``.
-        sink: positions at the beginning that stay as they are.
-        window: newest positions that do.
-        steps: of distillation; 0 leaves the regression as it is.
-        batches: of texts that the regression sees.
-        texts: in a batch.
-        length: tokens of a text.
-        seed: of texts, and of the queries looked at.
-        texts_file: of texts, see `engine.training.projector.file_texts`; None: generated ones.
-    """
-
-    layers: str = "full"
-    sink: int = 4
-    window: int = 64
-    steps: int = 320
-    batches: int = 20
-    texts: int = 4
-    length: int = 512
-    seed: int = 0
-    texts_file: str | None = None
+    layers: str = "full"  # as behind the @ of ``--kv``
+    sink: int = 4  # positions at the beginning that stay as they are
+    window: int = 64  # newest positions that do
+    steps: int = 320  # of distillation; 0 leaves the regression as it is
+    batches: int = 20  # of texts that the regression sees
+    texts: int = 4  # in a batch
+    length: int = 512  # tokens of a text
+    seed: int = 0  # of texts, and of the queries looked at
+    texts_file: str | None = None  # see `engine.training.projector.file_texts`; None: generated texts
 
     def check(self, context: int | None) -> None:
         """Raise ConfigurationError where a switch does not make sense for a target of that context."""
