@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from mlx_lm.utils import _get_classes
 
 from engine.errors import ModelError
 from evidence_format import weights
+from evidence_format.model import Model
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 SHAPES = (*SIZES, "intermediate_size", "num_key_value_heads", "head_dim")  # wrong ones misfit the weights
@@ -159,31 +159,12 @@ def _arguments(path: Path, config: Mapping[str, Any]) -> Any:
         ) from None
 
 
-@dataclass(frozen=True)
-class CacheLayer:
-    """One cache as the model makes it for itself."""
+def card_of(path: Path, files: list[Path], model: Any) -> Model:
+    """The card of a model as it is in memory, loaded from ``files`` of the folder ``path``.
 
-    kind: str  # ``full``, ``sliding``, or ``other`` for one that keeps no keys and values by position
-    values: int  # numbers kept a position, keys and values of all KV heads together; 0 for ``other``
-    window: int | None  # positions a ``sliding`` layer sees
-
-
-@dataclass(frozen=True)
-class ModelCard:
-    """What a report says about a model."""
-
-    id: str
-    weights_sha256: str
-    dtype: str  # the floating type most parameters are in; of packed ones, that of their scales
-    quantization: str | None  # how packed matrices are packed, the commonest first
-    parameters: int  # as if nothing were packed, all experts counted, tied tables once
-    vocab_size: int | None = None  # of a target
-    largest_block: int | None = None  # that a drafter may be asked for
-    cache_layers: tuple[CacheLayer, ...] | None = None  # of a target, in the order of its layers
-
-
-def card_of(path: Path, files: list[Path], model: Any) -> ModelCard:
-    """The card of a model as it is in memory, loaded from ``files`` of the folder ``path``."""
+    Its dtype is the one most parameters are in, of packed ones that of their scales; packings are named the
+    commonest first; parameters are counted as if none were packed, all experts, tied tables once.
+    """
     types: Counter[str] = Counter()
     total = 0
     for value in dict(tree_flatten(model.parameters())).values():
@@ -199,7 +180,16 @@ def card_of(path: Path, files: list[Path], model: Any) -> ModelCard:
             total += values - sum(array.size for array in stored if array is not None)
     packing = ", ".join(name for name, _ in packings.most_common()) or None
     dtype = types.most_common(1)[0][0] if types else "none"
-    return ModelCard(identity(path), weights.digest(files), dtype, packing, int(total))
+    return Model(
+        id=identity(path),
+        weights_sha256=weights.digest(files),
+        dtype=dtype,
+        quantization=packing,
+        parameters=int(total),
+        vocab_size=None,
+        largest_block=None,
+        cache_layers=None,
+    )
 
 
 def identity(path: Path) -> str:

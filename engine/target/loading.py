@@ -25,7 +25,6 @@ from engine.networks.dflash_config import DFlashConfig
 from engine.target.folder import (
     LARGEST_SIZE,
     SHAPES,
-    ModelCard,
     build_unloaded,
     card_of,
     check_config,
@@ -39,8 +38,9 @@ from engine.target.folder import (
 )
 from engine.target.model import Target
 from engine.target.quantize import check_packed_shapes, check_packing, quantize_target
+from evidence_format.model import Model
 
-__all__ = ["LoadedDrafter", "LoadedTarget", "ModelCard", "fill_network", "load_drafter", "load_target"]
+__all__ = ["LoadedDrafter", "LoadedTarget", "fill_network", "load_drafter", "load_target"]
 
 SHIPPED = Path(__file__).parents[1] / "models" / "demo"
 SHIPPED_TARGET, SHIPPED_DRAFTER = SHIPPED / "target", SHIPPED / "drafter"
@@ -54,7 +54,7 @@ class LoadedTarget:
 
     target: Target
     tokenizer: Any  # mlx-lm's TokenizerWrapper
-    card: ModelCard
+    card: Model
     context: int | None  # positions the model was made for, None where the config does not say
 
     @property
@@ -68,7 +68,7 @@ class LoadedDrafter:
     """A drafter bound to its target."""
 
     drafter: Drafter
-    card: ModelCard | None  # None for a drafter without weights
+    card: Model | None  # None for a drafter without weights
     settings: str | None = None  # how it was set up beyond its weights, as a report says it
 
 
