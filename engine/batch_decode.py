@@ -218,7 +218,6 @@ class _Batch:
         self._rounds = 0
 
     def run(self) -> Iterator[tuple[Emitted, ...]]:
-        """Rounds until every sequence has ended."""
         with self.transaction.guarded():
             self._plan()
             while self.sequences:
@@ -228,7 +227,6 @@ class _Batch:
                     yield from self._plain_steps()
 
     def _plan(self) -> None:
-        """Choose the next block and start drafting it."""
         self._block, self._silent = 1, False
         if not self.sequences:
             return
@@ -332,7 +330,6 @@ class _Batch:
         self.draft_length.record(block, whole[self._rounds % len(whole)].accepted, seconds)
 
     def _emitted(self, steps: Sequence[Step]) -> tuple[Emitted, ...]:
-        """The steps of a round, as they are handed out."""
         self._rounds += 1
         if self._rounds % CLEAR_EVERY == 0:
             mx.clear_cache()

@@ -241,6 +241,5 @@ class Session:
 
 
 def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common beginning."""
     shorter = min(len(left), len(right))
     return next((index for index in range(shorter) if left[index] != right[index]), shorter)

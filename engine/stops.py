@@ -54,6 +54,5 @@ class Stops:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

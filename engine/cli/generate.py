@@ -121,7 +121,6 @@ def command(
 
 
 def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
-    """The figures of the JSON line."""
     return {
         "text": outcome.text,
         "finish_reason": outcome.finish,
@@ -141,7 +140,6 @@ def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
 
 
 def _summary(outcome: Any) -> str:
-    """The figures for people, on one line."""
     parts = [f"{len(outcome.tokens)} tokens ({outcome.finish})"]
     if outcome.decode_tokens_per_s is not None:
         parts.append(f"{outcome.decode_tokens_per_s:.1f} tok/s")

@@ -148,7 +148,6 @@ def _needs(arguments: Any, *, flat: bool) -> list[str]:
 
 
 def _arguments(path: Path, config: Mapping[str, Any]) -> Any:
-    """The class mlx-lm reads a configuration of this model_type into."""
     try:
         return _get_classes(dict(config))[1]
     except (ValueError, AttributeError, TypeError, ImportError):

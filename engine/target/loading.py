@@ -209,7 +209,6 @@ def cast_weights(model: Any, dtype: mx.Dtype) -> None:
 
 
 def _parameters(module: Any) -> dict[str, mx.array]:
-    """Every parameter by its dotted name."""
     return dict(tree_flatten(module.parameters()))
 
 

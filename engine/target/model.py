@@ -216,7 +216,6 @@ class _FirstLayerReached(Exception):
 
 
 def _first_layer_input(model: Any, tokens: mx.array) -> mx.array:
-    """Run the model's forward of [1, N] tokens up to its first layer."""
 
     def stop(_: Any, *args: Any, **kwargs: Any) -> None:
         arrays = [value for value in (*args, *kwargs.values()) if isinstance(value, mx.array)]
