@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.acceptance import Acceptance, next_token, pack, unpack
+from engine.acceptance import next_token, pack, unpack
 from engine.cache.batch import BatchTransaction, merge, refuse_single
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.stats import KVUse, kept_positions, kv_use
@@ -164,7 +164,6 @@ class _Sequence:
         return self.drafter.propose(self.bonus, count, self.request.sampler)
 
     def observe(self, tokens: tuple[int, ...], rows: mx.array | None) -> None:
-        """Tokens were committed; hidden states [1, at least their number, K·hidden]."""
         if self.drafter is not None:
             self.drafter.observe(tokens, rows if rows is None else rows[:, : len(tokens)])
 
@@ -174,7 +173,6 @@ class _Sequence:
         return replace(share, restored=self.restored, drafter_forwards=forwards)
 
     def emit(self, tokens: tuple[int, ...], record: Round | None, stopped: bool | None = None) -> Step:
-        """Book what was emitted; ``stopped`` is found out if not given."""
         if stopped is None:
             stopped = self.request.stops.find(tokens) is not None
         self.bonus = tokens[-1]
@@ -259,7 +257,9 @@ class _Batch:
             each.observe((each.bonus, *verdict.tokens[:-1]), rows if rows is None else rows[row : row + 1])
             record = Round(1 + len(draft), verdict.accepted, self._launch_s, seconds - self._launch_s)
             steps.append(each.emit(verdict.tokens, record, verdict.stopped))
-        self._learn(block, drafts, verdicts, seconds)
+        # learn from one of the longest drafts, each sequence in its turn
+        whole = [verdict for draft, verdict in zip(drafts, verdicts, strict=True) if len(draft) == block - 1]
+        self.draft_length.record(block, whole[self._rounds % len(whole)].accepted, seconds)
         emitted = self._emitted(steps)
         self._drop_ended()
         self._plan()
@@ -318,11 +318,6 @@ class _Batch:
         """Open a transaction and run [S, N] tokens forward: logits [S, N, V], states [S, N, K·hidden]."""
         self.transaction.begin(tokens.shape[1])
         return self.target.forward(tokens, self.transaction.caches, self._hooks)
-
-    def _learn(self, block: int, drafts: list[Draft], verdicts: list[Acceptance], seconds: float) -> None:
-        """Record what the round cost, and the acceptance of one of the longest drafts, each in its turn."""
-        whole = [verdict for draft, verdict in zip(drafts, verdicts, strict=True) if len(draft) == block - 1]
-        self.draft_length.record(block, whole[self._rounds % len(whole)].accepted, seconds)
 
     def _emitted(self, steps: Sequence[Step]) -> tuple[Emitted, ...]:
         self._rounds += 1

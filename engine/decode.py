@@ -67,7 +67,7 @@ class Diagnosis:
 
 
 def check_request(prompt: Sequence[int], max_tokens: int) -> None:
-    """Raise PromptError for an empty prompt, ConfigurationError for a limit below 1."""
+    """Refuse an empty prompt and a limit below 1."""
     if not prompt:
         raise PromptError("the prompt is empty")
     if max_tokens < 1:
@@ -186,7 +186,7 @@ class _Loop:
         _, packed, rows = self._launch([*self.session.carried, prompt[last]], self.selector.so_far)
         token, *numbers = read_tokens(packed)
         self.session.commit(prompt[last:], rows)
-        return self._emit((token,), None, self._stopped(token), numbers, plan=False)
+        return self._emit((token,), None, self.stops.find((token,)) is not None, numbers, plan=False)
 
     def plan(self) -> None:
         self.block = 1
@@ -212,7 +212,8 @@ class _Loop:
         before = self.selector.before(draft.tokens)
         logits, rows = self._forward(block, self.block)  # [B, V], [1, B, K·hidden]
         if before and not self.diagnosis.single_graph:
-            _launch_in_order(before, [logits, rows])
+            launch(before)  # what processors may read, then the forward, which goes on while they read
+            launch(logits, rows)
         packed = self.selector.of_block(draft, logits, before)
         launch(packed, rows)  # a second graph: one giant graph chokes some devices
         drafting_s = self.launch_s
@@ -238,7 +239,7 @@ class _Loop:
                 ahead = self._launch(token, self.selector.joined(token))
             value, *numbers = read_tokens(packed)
             record = Round(1, 0, 0.0, perf_counter() - started)
-            stopped = self._stopped(value)
+            stopped = self.stops.find((value,)) is not None
             if ahead is None or stopped:  # the last plain step overlaps with nothing: no cost to learn
                 self.session.transaction.abort()
                 yield self._emit((value,), record, stopped, numbers, learn=False)
@@ -257,7 +258,8 @@ class _Loop:
         """Start a plain forward: the next token [1], the same with its record, and hidden states."""
         logits, rows = self._forward(tokens)
         if self.selector.processors:
-            _launch_in_order(so_far, [logits, rows])
+            launch(so_far)
+            launch(logits, rows)
         following, packed = self.selector.of_row(logits[-1:], so_far)
         launch(packed, rows)
         return following, packed, rows
@@ -267,9 +269,7 @@ class _Loop:
     ) -> tuple[mx.array, mx.array | None]:
         """Open a transaction and run the tokens [N] forward.
 
-        Returns:
-            Logits [N, V] and hidden states [1, N, K·hidden] of the last ``wanted`` tokens, or of all that
-            were not carried.
+        Logits [N, V] and hidden states [1, N, K·hidden] of the last ``wanted``, or of all not carried.
         """
         fed = mx.array(tokens, mx.int32) if isinstance(tokens, list) else tokens
         count = int(fed.shape[0])
@@ -279,9 +279,6 @@ class _Loop:
         if skipped:
             return logits[0, skipped:], None if rows is None else rows[:, skipped:]
         return logits[0], rows
-
-    def _stopped(self, token: int) -> bool:
-        return self.stops.find((token,)) is not None
 
     def _emit(
         self,
@@ -307,9 +304,3 @@ class _Loop:
         if self.rounds % CLEAR_EVERY == 0:
             mx.clear_cache()
         return Step(tokens, record, self.finish, self.selector.records(tokens, numbers))
-
-
-def _launch_in_order(known: Any, forward: Any) -> None:
-    """Start what processors may read, then the forward, which goes on while they read."""
-    launch(known)
-    launch(*forward)

@@ -6,7 +6,7 @@ the end of the common part, they start over.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class _Mark:
     drafter: Callable[[], None] | None  # brings it back
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """The state of one sequence; `close` it, or use it as a context."""
 
     def __init__(
@@ -73,9 +73,6 @@ class Session:
     def close(self) -> None:
         """Restore the target's layers; the caches may still be read."""
         self._opened.close()
-
-    def __enter__(self) -> "Session":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
