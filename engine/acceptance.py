@@ -78,11 +78,6 @@ def pack_sampled(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
     return mx.concatenate([accepted.astype(mx.int32)[None], tokens])
 
 
-def pack(draft: Draft, logits: mx.array, sampler: Sampler | None) -> mx.array:
-    """Acceptance of drafts by logits [B, V], int32 [1 + B]; see `pack_greedy`."""
-    return pack_greedy(draft.tokens, logits) if sampler is None else pack_sampled(draft, logits, sampler)
-
-
 @dataclass(frozen=True)
 class Acceptance:
     """What one round confirmed and what of it is emitted."""
@@ -151,7 +146,10 @@ class TokenSelector:
         if before:
             rows = [self._processed(logits[i : i + 1], tokens) for i, tokens in enumerate(before)]
             logits = mx.concatenate(rows)
-        packed = pack(draft, logits, self.sampler)
+        if self.sampler is None:
+            packed = pack_greedy(draft.tokens, logits)
+        else:
+            packed = pack_sampled(draft, logits, self.sampler)
         return self._recorded(packed, packed[1:], logits)
 
     def records(self, tokens: Sequence[int], numbers: Sequence[int]) -> tuple[TokenLogprob, ...] | None:

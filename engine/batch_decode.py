@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.acceptance import next_token, pack, unpack
+from engine.acceptance import next_token, pack_greedy, pack_sampled, unpack
 from engine.cache.batch import BatchTransaction, merge, refuse_single
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.stats import KVUse, kept_positions, kv_use
@@ -163,6 +163,10 @@ class _Sequence:
             return NOTHING
         return self.drafter.propose(self.bonus, count, self.request.sampler)
 
+    def pack(self, draft: Draft, logits: mx.array) -> mx.array:
+        sampler = self.request.sampler
+        return pack_sampled(draft, logits, sampler) if sampler else pack_greedy(draft.tokens, logits)
+
     def observe(self, tokens: tuple[int, ...], rows: mx.array | None) -> None:
         if self.drafter is not None:
             self.drafter.observe(tokens, rows if rows is None else rows[:, : len(tokens)])
@@ -240,7 +244,7 @@ class _Batch:
         logits, rows = self._forward(mx.concatenate([self._bonuses(), filled], axis=1))  # [S, B, V]
         packed = mx.concatenate(
             [
-                pack(draft, logits[row, : 1 + len(draft)], each.request.sampler)
+                each.pack(draft, logits[row, : 1 + len(draft)])
                 for row, (each, draft) in enumerate(zip(sequences, drafts, strict=True))
             ]
         )

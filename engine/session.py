@@ -155,9 +155,8 @@ class Session(AbstractContextManager["Session"]):
                 else:  # and restore what this pushes out of the window
                     rows = restoration.forward(fed, self.caches, self._hooks, len(part), len(self.tokens))
                 self.transaction.settle()
-                wait(
-                    [cache.state for cache in self.caches], rows, restoration.waiting if restoration else None
-                )
+                waiting = restoration.waiting if restoration else None
+                wait([cache.state for cache in self.caches], rows, waiting)
             except BaseException:
                 self._start_over()
                 raise
