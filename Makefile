@@ -100,7 +100,7 @@ peers: peers-env ## measure the engine against other engines on the same weights
 	@.venv-peers/bin/python benchmarks/peers.py --size demo
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .venv-peers .venv-fuzz .act .tokenizers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-fuzz .act .tokenizers .mlx-lm-tests build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list

@@ -64,7 +64,7 @@ class TransactionBase:
 
     def _rollback(self, member: Any) -> Any:
         if type(member) is ArraysCache and self._wiring is not None:
-            return RecurrentRollback(member, self._wiring.recorder(member))
+            return RecurrentRollback(member, self._wiring)
         return rollback_of(member)
 
     def begin(self, positions: int) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ MIB = 2**20
 )
 @click.option("--cache-mib", type=float, help="… and the most they may take together [default: any].")
 @click.option("--cache-seconds", type=float, default=600.0, show_default=True, help="… and how long.")
+@click.option(
+    "--allow-kv",
+    multiple=True,
+    metavar="POLICY",
+    help="Let requests spell out KV policies, besides the registry's: lattice:e8,8..64@inner:0..4.",
+)
 @click.option("--prefill-chunk", type=int, default=512, show_default=True, help="Prompt positions a turn.")
 @click.option(
     "--grace", type=float, default=30.0, show_default=True, help="Seconds to finish in, when stopped."
@@ -69,7 +76,7 @@ def command(**values: Any) -> None:
     from engine.device import prepare
 
     prepare()
-    from engine.registry import Places, locate
+    from engine.registry import Places, PolicyRange, locate
     from engine.server.scheduler import SchedulerLimits
     from engine.server.serve import ServerSettings, check_registry, serve
     from engine.server.service import RequestLimits
@@ -98,6 +105,8 @@ def command(**values: Any) -> None:
     )
     serving.check()
     registry = take_registry(values)
+    allowed = tuple(PolicyRange.parse(text) for text in values["allow_kv"])
+    registry = replace(registry, requests=registry.requests + allowed)
     if values["check"]:
         for line in check_registry(registry, Places.of_machine()):
             click.echo(line)

@@ -15,7 +15,7 @@ from typing import Any, TypedDict, cast
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
 from engine.device import Runtime, threads
-from engine.draft_length import AdaptiveDraftLength, DraftLength, Tour
+from engine.draft_length import AdaptiveDraftLength, DraftLength
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation.arms import (
     OUR_LOOP,
@@ -24,6 +24,7 @@ from engine.evaluation.arms import (
     speculate,
     speculate_together,
 )
+from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.journal import Entry, Journal, fingerprint
 from engine.evaluation.prompts import Prompt, answer_of, chat_prompt, encode, raw_prompt
@@ -234,14 +235,14 @@ class Evaluation:
         if self.batch == 1 and len(longest) > len(encoded[0]):
             plain(engine.target, longest, 1, chunk)
             speculate(engine, longest, 1, length)
-        tour = Tour(length) if isinstance(length, AdaptiveDraftLength) else None
+        calibration = Calibration(length) if isinstance(length, AdaptiveDraftLength) else None
         for turn in range(WARM_UPS if self.batch > 1 else min(WARM_UPS, len(encoded))):
             start = turn * self.batch % len(encoded)
             if self.batch > 1:
-                speculate_together(engine, encoded[start : start + self.batch], most, tour or length)
+                speculate_together(engine, encoded[start : start + self.batch], most, calibration or length)
             else:
-                speculate(engine, encoded[start], most, tour or length)
-            if tour is None or tour.finished:
+                speculate(engine, encoded[start], most, calibration or length)
+            if calibration is None or calibration.finished:
                 break
 
     def report(

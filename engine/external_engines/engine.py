@@ -184,7 +184,7 @@ def _close(steps: Generator[int], state: ModelState) -> None:
         steps.close()
 
 
-def open_guest(
+def open_external_engine(
     name: str, target: LoadedTarget, drafter: Path | None = None, block: int | None = None
 ) -> ExternalEngine:
     """Open one of `ENGINES` for a target, which several engines and sessions may share.

@@ -15,7 +15,7 @@ import hmac
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -326,8 +326,8 @@ def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
     @api.get("/v1/models/{identifier}", responses=_refusals(400, 401, 403, 404), dependencies=KEYED)
     async def model(identifier: Annotated[str, Path(max_length=200)]) -> ModelReply:
         """One of them."""
-        entry, _ = service.registry.resolve(identifier)
-        return next(card for card in _cards(service, entry) if card.id == identifier)
+        entry, channel = service.registry.resolve(identifier)
+        return _cards(service, entry, {identifier: channel.name})[0]
 
     @api.get("/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
@@ -359,10 +359,16 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def cards(service: Service) -> list[ModelReply]:
     """Describe every id that a request may name."""
-    return [card for entry in service.registry.entries for card in _cards(service, entry)]
+    found = []
+    for entry in service.registry.entries:
+        ids = {entry.name: entry.default_channel}
+        ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
+        found += _cards(service, entry, ids)
+    return found
 
 
-def _cards(service: Service, entry: ModelEntry) -> list[ModelReply]:
+def _cards(service: Service, entry: ModelEntry, ids: Mapping[str, str]) -> list[ModelReply]:
+    """Describe ids of one model, each with its channel."""
     why_not = None
     try:
         locate(entry, Places.of_machine())
@@ -373,12 +379,11 @@ def _cards(service: Service, entry: ModelEntry) -> list[ModelReply]:
         "target": str(entry.target),
         "drafter": str(entry.drafter) if entry.drafter else None,
         "kv_channels": list(entry.channels),
+        "kv_policies": [each.text for each in service.registry.requests],
         "here": why_not is None,
         "why_not": why_not,
         "loaded": entry.name in service.scheduler.stats.models,
     }
-    ids = {entry.name: entry.default_channel}
-    ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
     default = service.registry.default
     return [
         ModelReply(

@@ -468,19 +468,24 @@ class Provenance(Reply):
 
     Attributes:
         kv_policy: the channel, written out.
+        engine: which decoded: kakeya, or the model's external engine.
+        fallback_from: the model's external engine, where kakeya decoded because that one cannot.
         drafter: None for plain decoding.
         block: tokens of a verify forward, or auto.
         speculation: whether drafts were verified.
         why_off: why none were; None where they were.
         verify_rounds: forwards over a block.
-        plain_steps: forwards over one token.
-        acceptance_length: tokens emitted a verify round; None without one.
+        plain_steps: forwards over one token; 0 where an external engine drafts, which does not tell.
+        drafted: None where an external engine drafts, which does not tell.
+        accepted: drafts that were confirmed, as the engine counts them.
+        acceptance_length: tokens emitted a verify round; None without one, see why_off.
         cached_tokens: tokens of the prompt that were not computed again.
         queue_s: until the first work on it.
         prefill_s: from there to the first token.
         decode_s: from the first token to the last.
         decode_tokens_per_s: None for a single token.
-        resident_bytes: of keys and values at the end.
+        resident_bytes: of the target's keys and values at the end.
+        drafter_resident_bytes: of what the drafter keeps of the text; 0 without one.
         cache_classes: of the layers' caches, with their counts.
         cache_strategy: how an external engine was given the channel's caches.
         rounds: [block, accepted, draft_s, verify_s] of every forward after the prompt's, where asked for.
@@ -491,13 +496,15 @@ class Provenance(Reply):
     model: str
     kv_channel: str
     kv_policy: str
+    engine: str
+    fallback_from: str | None = _omitted()
     drafter: str | None
     block: int | str | None
     speculation: bool
     why_off: str | None
     verify_rounds: int
     plain_steps: int
-    drafted: int
+    drafted: int | None
     accepted: int
     acceptance_length: float | None
     drafter_forwards: int
@@ -507,6 +514,7 @@ class Provenance(Reply):
     decode_s: float
     decode_tokens_per_s: float | None
     resident_bytes: int
+    drafter_resident_bytes: int
     cache_classes: dict[str, int]
     cache_strategy: str | None = _omitted()
     token_ids: list[int] | None = _omitted()

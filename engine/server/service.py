@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from engine.decode import Step
 from engine.errors import EngineError
-from engine.registry import CHANNELS, Channel, Registry
+from engine.registry import LONGEST_POLICY, Channel, Registry
 from engine.sampling import Sampling
 from engine.server.metrics import RequestRecord
 from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompt
@@ -139,8 +139,10 @@ class Service:
             Refusal: the request cannot be answered.
         """
         channel = request.kv_channel
-        if channel is not None and channel not in CHANNELS:
-            raise invalid("kv_channel", f"kv_channel {ascii(channel)[:100]} is none of {', '.join(CHANNELS)}")
+        known = self.registry.channels
+        spelled = channel is not None and ":" in channel and len(channel) <= LONGEST_POLICY
+        if channel is not None and channel not in known and not spelled:  # 400, where an id has 404
+            raise invalid("kv_channel", f"kv_channel {ascii(channel)[:100]} is none of {', '.join(known)}")
         with refusing("model" if channel is None else "kv_channel"):
             entry, resolved = self.registry.resolve(request.model or self.registry.default, channel)
         if self.closing:
@@ -348,7 +350,11 @@ class CompletionResponse(Response):
         record, usage, how = self._record, builder.usage(ended.cached_tokens), builder.provenance(ended)
         record.completion_tokens, record.cached_tokens = usage.completion_tokens, ended.cached_tokens
         record.drafter, record.finish = how.drafter, builder.finish(ended)
-        record.drafted, record.accepted, record.verify_rounds = how.drafted, how.accepted, how.verify_rounds
+        record.drafted, record.accepted, record.verify_rounds = (
+            how.drafted or 0,
+            how.accepted,
+            how.verify_rounds,
+        )
         if self._log_content:
             answer = builder.parsed.content
             record.content = {"request": self._request.model_dump_json(), "answer": answer}

@@ -204,23 +204,25 @@ def tokenizer_of(path: Path, stops: Any) -> Any:
 
 
 def make_ready(path: Path, model: Any, dtype: mx.Dtype | None) -> None:
-    """Turn parameters into ``dtype`` (None: leave them), compute them, and refuse NaN and infinity.
-
-    What a model wants to keep in its own type (the decay rates of recurrent layers) stays as it is.
-    """
+    """Turn parameters into ``dtype`` (None: leave them), compute them, and refuse NaN and infinity."""
     if dtype is not None:
-        may_change = getattr(model, "cast_predicate", lambda _: True)
-
-        def cast(name: str, value: mx.array) -> mx.array:
-            floating = mx.issubdtype(value.dtype, mx.floating)
-            return value.astype(dtype) if floating and may_change(name) else value
-
-        model.update(tree_map_with_path(cast, model.parameters()))
+        cast_weights(model, dtype)
     parameters = _parameters(model)
     mx.eval(list(parameters.values()))
     for name, value in parameters.items():
         if mx.issubdtype(value.dtype, mx.floating) and not mx.all(mx.isfinite(value)).item():
             raise ModelError(f"{path}: {name} holds NaN or infinite weights")
+
+
+def cast_weights(model: Any, dtype: mx.Dtype) -> None:
+    """Turn floating parameters into a type, but for those that a model keeps in its own (decay rates)."""
+    may_change = getattr(model, "cast_predicate", lambda _: True)
+
+    def cast(name: str, value: mx.array) -> mx.array:
+        floating = mx.issubdtype(value.dtype, mx.floating)
+        return value.astype(dtype) if floating and may_change(name) else value
+
+    model.update(tree_map_with_path(cast, model.parameters()))
 
 
 def _parameters(module: Any) -> dict[str, mx.array]:

@@ -144,7 +144,7 @@ def test_a_file_says_everything_about_a_model(tmp_path: Path):
         ("colour = 1", "models.one: unknown field 'colour'"),
         ("block = 0", "models.one.block: --block must be auto or a number from 1 to 1024, not '0'"),
         ("block = true", "models.one.block: must be a text, not True"),
-        ("block = 8", "models.one: block and facts.drafter need a drafter, and there is none"),
+        ("block = 8", "models.one: block and facts.drafter need a drafter; there is none"),
         ('dtype = "int8"', "models.one.dtype: dtype 'int8' is not one of float32, float16, bfloat16"),
         ("dtype = 16", "models.one.dtype: must be a text, not 16"),
         ('quantize = "7"', "models.one.quantize: --quantize 7: bits 7 is not one of"),

@@ -289,6 +289,7 @@ def test_channel_block_and_drafter_are_the_requests_to_choose(client: openai.Ope
     ).x_kakeya
     assert (how["kv_channel"], how["block"], how["drafter"]) == ("rotated4", 4, "prompt-lookup")
     assert how["cache_classes"] == {"CodedKV": 9}
+    assert how["drafter_resident_bytes"] > 0
     named = asked(client, model="demo@rotated4").x_kakeya
     assert (named["kv_channel"], named["kv_policy"]) == ("rotated4", "rotated:4,64@all")
     plain = asked(client, extra_body={"block": 1}).x_kakeya

@@ -111,6 +111,7 @@ def test_a_request_ends_with_what_was_measured(bench: Bench):
     assert len(heard.tokens) == 20
     assert ended.outcome.finish == "length"
     assert ended.outcome.resident_bytes > 0
+    assert ended.outcome.drafter_resident_bytes > 0
     assert [type(event) for event in heard.events[:2]] == [PrefillProgress, PrefillProgress]
     assert heard.events[0] == PrefillProgress(0, 40)
 

