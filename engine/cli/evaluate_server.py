@@ -8,33 +8,31 @@ from typing import Any
 import click
 
 from engine.cli.evaluation_options import set_options
-from engine.cli.options import report_options, take_request
+from engine.cli.options import PATH, option, report_options, take_request
 from engine.cli.reports import store
 
 
 @click.command("server")
 @set_options
-@click.option("--clients", type=int, default=4, show_default=True, help="Clients that ask at once.")
-@click.option(
-    "--registry", type=click.Path(path_type=Path), help="Serve these models [default: the shipped file]."
-)
-@click.option("--id", "model_id", metavar="NAME[@CHANNEL]", help="… and ask this one [default: its default].")
-@click.option("--model", type=click.Path(path_type=Path), help="Serve this folder instead of a registry.")
-@click.option("--drafter", help="With --model: what drafts, as generate takes it.")
-@click.option("--kv", "channel", metavar="CHANNEL", help="The KV channel, as serve takes it.")
-@click.option("--quantize", metavar="BITS[,GROUP]", help="With --model: pack the weights on loading.")
-@click.option("--dtype", help="With --model: float32, float16 or bfloat16.")
-@click.option("--block", default="auto", show_default=True, help="Tokens a verify forward, or auto.")
-@click.option("--prefill-chunk", type=int, default=512, show_default=True, help="Prompt tokens a forward.")
-@click.option("--chat", is_flag=True, help="Send texts as a user's turn of a conversation.")
-@click.option(
+@option("--clients", type=int, default=4, show_default=True, help="Clients that ask at once.")
+@option("--registry", type=PATH, help="Serve these models [default: the shipped file].")
+@option("--id", "model_id", metavar="NAME[@CHANNEL]", help="… and ask this one [default: its default].")
+@option("--model", type=PATH, help="Serve this folder instead of a registry.")
+@option("--drafter", help="With --model: what drafts, as generate takes it.")
+@option("--kv", "channel", metavar="CHANNEL", help="The KV channel, as serve takes it.")
+@option("--quantize", metavar="BITS[,GROUP]", help="With --model: pack the weights on loading.")
+@option("--dtype", help="With --model: float32, float16 or bfloat16.")
+@option("--block", default="auto", show_default=True, help="Tokens a verify forward, or auto.")
+@option("--prefill-chunk", type=int, default=512, show_default=True, help="Prompt tokens a forward.")
+@option("--chat", is_flag=True, help="Send texts as a user's turn of a conversation.")
+@option(
     "--thinking",
     type=click.Choice(["default", "on", "off"]),
     default="default",
     show_default=True,
     help="Tell the chat template whether to reason; refused where it has no such switch.",
 )
-@click.option(
+@option(
     "--transport",
     type=click.Choice(["tcp", "unix"]),
     help="A port of 127.0.0.1, or a Unix socket [default: the first that may be used here].",
