@@ -190,12 +190,9 @@ def members_of(cache: Any) -> Iterator[Any]:
 
 
 def new_caches(model: Any, headroom: int, policy: KVPolicy = NATIVE) -> list[Any]:
-    """Empty caches for one sequence, with rings of ours in place of mlx-lm's rotating ones.
+    """Empty caches for one sequence of an mlx-lm model, with rings of ours in place of its rotating ones.
 
-    Args:
-        model: an mlx-lm language model.
-        headroom: the largest block that will be verified.
-        policy: which keys and values are kept, and how.
+    ``headroom`` is the largest block that will be verified.
     """
     return policy.new_caches(model, headroom)
 

@@ -86,7 +86,7 @@ def run(arguments: list[str] | None = None) -> int:
         return _say("interrupted", 130)
     except EngineError as error:
         return _say(str(error), 2 if isinstance(error, InputError) else 1)
-    except (BrokenPipeError, SystemExit):  # click exits by itself where nobody reads any more
+    except (BrokenPipeError, SystemExit):  # click exits by itself where its reader went away
         return 1
     except Exception as error:  # the last door: our bug must not look like the user's mistake
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRA:

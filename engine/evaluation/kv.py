@@ -150,10 +150,7 @@ def open_shootout(options: Options) -> Engine:
 
 
 def measure_kv(
-    engine: Engine,
-    switches: KVSwitches,
-    runtime: Runtime,
-    **context: Unpack[measure.EvaluationContext],
+    engine: Engine, switches: KVSwitches, runtime: Runtime, **context: Unpack[measure.EvaluationContext]
 ) -> Report:
     """Run all arms over all prompts."""
     switches.check()

@@ -17,13 +17,7 @@ from engine.config import Engine
 from engine.device import Runtime, threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.arms import (
-    OUR_LOOP,
-    PLAIN_LOOP,
-    plain,
-    speculate,
-    speculate_together,
-)
+from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, plain, speculate, speculate_together
 from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.journal import Entry, Journal, fingerprint

@@ -90,10 +90,6 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_config(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse a configuration mlx-lm has no model for, or that leaves sizes to be guessed.
 
-    Args:
-        path: the file, for the message.
-        config: what it holds.
-
     Raises:
         ModelError: ``model_type`` is missing or unknown, fields are missing (all are named), or a size is no
             positive whole number.

@@ -78,7 +78,7 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
     Args:
         path: folder with config.json, model*.safetensors and the tokenizer's files.
         dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
-        quantize: pack the weights, see `engine.target.quantize`; None leaves them as stored.
+        quantize: pack the weights, see `engine.target.quantize`.
 
     Raises:
         ModelError: the folder cannot be used; the message names the file and the reason.
@@ -139,12 +139,8 @@ def fill_network(
 ) -> None:
     """Put the weights of a folder into a network of ours, packing its matrices where the file does.
 
-    Args:
-        path: the folder, for messages.
-        files: its weight files.
-        network: as its configuration says, weights random.
-        quantization: as mlx-lm writes it into config.json: ``group_size``, ``bits``, ``mode``, and the same
-            by name for matrices that differ; None for a network that is not packed.
+    ``quantization`` is as mlx-lm writes it into config.json: ``group_size``, ``bits``, ``mode``, and the same
+    by name for matrices that differ; None for a network that is not packed.
 
     Raises:
         ModelError: a file cannot be read, or its names, shapes or types are not those of the network.

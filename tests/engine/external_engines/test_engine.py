@@ -24,6 +24,7 @@ from tests.engine.identity import tokens_of
 
 CHANNELS = (
     "native",
+    "full-kv",
     "sliding-bounded:2,4",
     "sink-window:2,6",
     "rotated:4,32",
