@@ -14,28 +14,27 @@ from engine.cli.reports import store
 
 @click.command("server")
 @set_options
-@option("--clients", type=int, default=4, show_default=True, help="Clients that ask at once.")
-@option("--registry", type=PATH, help="Serve these models [default: the shipped file].")
-@option("--id", "model_id", metavar="NAME[@CHANNEL]", help="… and ask this one [default: its default].")
-@option("--model", type=PATH, help="Serve this folder instead of a registry.")
-@option("--drafter", help="With --model: what drafts, as generate takes it.")
-@option("--kv", "channel", metavar="CHANNEL", help="The KV channel, as serve takes it.")
-@option("--quantize", metavar="BITS[,GROUP]", help="With --model: pack the weights on loading.")
-@option("--dtype", help="With --model: float32, float16 or bfloat16.")
-@option("--block", default="auto", show_default=True, help="Tokens a verify forward, or auto.")
-@option("--prefill-chunk", type=int, default=512, show_default=True, help="Prompt tokens a forward.")
-@option("--chat", is_flag=True, help="Send texts as a user's turn of a conversation.")
+@option("--clients", "Clients that ask at once.", 4)
+@option("--registry", "Serve these models [default: the shipped file].", type=PATH)
+@click.option("--id", "model_id", metavar="NAME[@CHANNEL]", help="… and ask this one [default: its default].")
+@option("--model", "Serve this folder instead of a registry.", type=PATH)
+@option("--drafter", "With --model: what drafts, as generate takes it.")
+@click.option("--kv", "channel", metavar="CHANNEL", help="The KV channel, as serve takes it.")
+@option("--quantize", "With --model: pack the weights on loading.", metavar="BITS[,GROUP]")
+@option("--dtype", "With --model: float32, float16 or bfloat16.")
+@option("--block", "Tokens a verify forward, or auto.", "auto")
+@option("--prefill-chunk", "Prompt tokens a forward.", 512)
+@click.option("--chat", is_flag=True, help="Send texts as a user's turn of a conversation.")
 @option(
     "--thinking",
+    "Tell the chat template whether to reason; refused where it has no such switch.",
+    "default",
     type=click.Choice(["default", "on", "off"]),
-    default="default",
-    show_default=True,
-    help="Tell the chat template whether to reason; refused where it has no such switch.",
 )
 @option(
     "--transport",
+    "A port of 127.0.0.1, or a Unix socket [default: the first that may be used here].",
     type=click.Choice(["tcp", "unix"]),
-    help="A port of 127.0.0.1, or a Unix socket [default: the first that may be used here].",
 )
 @report_options
 def server(as_json: bool, report_path: Path | None, **values: Any) -> None:

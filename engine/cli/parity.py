@@ -14,30 +14,29 @@ from engine.errors import EngineError
 @click.command("parity")
 @option(
     "--golden",
+    "A case (config.json, model.safetensors, golden.npz; or target, drafter, golden.npz), or a folder "
+    "of cases.",
     type=PATH,
     metavar="DIR",
-    help="A case (config.json, model.safetensors, golden.npz; or target, drafter, golden.npz), or a folder "
-    "of cases.",
 )
-@option("--target", is_flag=True, help="Compare verify forwards of the target with single-token forwards.")
-@option("--model", type=PATH, help="Folder of the target [default: shipped].")
-@option("--prompts", default="all", show_default=True, help="With --target: a set, or a file.")
-@option("--limit", type=int, default=2, show_default=True, help="… at most so many of each kind.")
-@option("--max-tokens", type=int, default=48, show_default=True, help="… tokens of each text.")
-@option("--prefill-chunk", type=int, default=2048, show_default=True, help="… prompt tokens a forward.")
+@click.option(
+    "--target", is_flag=True, help="Compare verify forwards of the target with single-token forwards."
+)
+@option("--model", "Folder of the target [default: shipped].", type=PATH)
+@option("--prompts", "With --target: a set, or a file.", "all")
+@option("--limit", "… at most so many of each kind.", 2)
+@option("--max-tokens", "… tokens of each text.", 48)
+@option("--prefill-chunk", "… prompt tokens a forward.", 2048)
 @option(
-    "--dtype",
-    help="Compute in float32, float16 or bfloat16 [default: float32; a target on Metal: as stored].",
+    "--dtype", "Compute in float32, float16 or bfloat16 [default: float32; a target on Metal: as stored]."
 )
 @option(
     "--tolerance",
-    type=float,
-    help="Largest absolute difference of a hidden state or logit that passes [default: 1e-4 in float32, 0.25 "
+    "Largest absolute difference of a hidden state or logit that passes [default: 1e-4 in float32, 0.25 "
     "in float16, 1 in bfloat16; with a target in float32 1e-3].",
+    type=float,
 )
-@option(
-    "--reference", help="Name of the implementation behind --golden, for the report [default: as it says]."
-)
+@option("--reference", "Name of the implementation behind --golden, for the report [default: as it says].")
 @report_options
 def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
     """Compare a drafter with its published implementation, or our loop with plain decoding.
@@ -99,12 +98,12 @@ def kv() -> None:
 @kv.command("codec")
 @option(
     "--golden",
+    "An .npz of rows x_<D> and their stored round trips d4_q<Q>_<D>, e8_q<Q>_<D>.",
     type=PATH,
     required=True,
     metavar="FILE",
-    help="An .npz of rows x_<D> and their stored round trips d4_q<Q>_<D>, e8_q<Q>_<D>.",
 )
-@option("--json", "as_json", is_flag=True, help="Print nothing but the JSON line.")
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but the JSON line.")
 def codec(golden: Path, as_json: bool) -> None:
     """Compare the lattice code with stored round trips of the codec it was published as.
 

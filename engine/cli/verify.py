@@ -14,16 +14,14 @@ SHOWN = 20
 
 @click.command("verify")
 @click.argument("report", type=PATH)
-@option("--sample", type=click.IntRange(1), default=6, show_default=True, help="Rows to draw.")
+@option("--sample", "Rows to draw.", 6, type=click.IntRange(1))
 @option(
-    "--seed",
-    type=click.IntRange(0, 2**63 - 1),
-    help="Repeat a draw [default: from the system's random numbers].",
+    "--seed", "Repeat a draw [default: from the system's random numbers].", type=click.IntRange(0, 2**63 - 1)
 )
-@option("--model", type=PATH, help="Folder of the target [default: found by the report's digest].")
-@option("--drafter", type=PATH, help="… of the drafter.")
-@option("--projector", type=PATH, help="… of the projector.")
-@option(
+@option("--model", "Folder of the target [default: found by the report's digest].", type=PATH)
+@option("--drafter", "… of the drafter.", type=PATH)
+@option("--projector", "… of the projector.", type=PATH)
+@click.option(
     "--among",
     type=PATH,
     multiple=True,
@@ -32,14 +30,12 @@ SHOWN = 20
 )
 @option(
     "--prompts",
+    "The file of prompts that the report was made with, if it was not a shipped set.",
     type=PATH,
     metavar="FILE",
-    help="The file of prompts that the report was made with, if it was not a shipped set.",
 )
-@option(
-    "--record", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the record here."
-)
-@option("--json", "as_json", is_flag=True, help="Print nothing but the record, as one JSON line.")
+@option("--record", "Write the record here.", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but the record, as one JSON line.")
 @binding_options
 def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> None:
     """Replay REPORT: draw rows, run the models over them, and compare.
