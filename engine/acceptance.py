@@ -28,7 +28,7 @@ def likeliest(logits: mx.array) -> mx.array:
     """The most likely token of each row [..., V], int32 [...], as mlx-lm's greedy decoding takes it.
 
     mlx-lm compares log-probabilities in the model's own precision, where in 16 bits different logits may
-    become equal and the first of them is taken.
+    become equal and the first of them wins.
     """
     if logits.dtype != mx.float32:
         logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)

@@ -82,16 +82,9 @@ def decode_together(
     policy: KVPolicy = NATIVE,
     restoration: RestorationPlan | None = None,
 ) -> Iterator[tuple[Emitted, ...]]:
-    """Continue several prompts at once.
+    """Continue several prompts at once; see `engine.decode.decode`.
 
-    Args:
-        target: the model.
-        drafter: bound to ``target``; each sequence gets a twin of it. None decodes plainly.
-        requests: what to continue; each has stops and a sampler of its own, shared with no other.
-        draft_length: chooses the block length, the same for all; see `default_draft_length`.
-        prefill_chunk: prompt positions per forward.
-        policy: which keys and values are kept, and how.
-        restoration: where a restored policy gets keys and values from.
+    Each sequence gets a twin of the drafter. Each request has stops and a sampler that no other shares.
 
     Yields:
         The first token of each sequence when it is known, by itself; then what every sequence of a round got.

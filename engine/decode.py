@@ -110,17 +110,17 @@ def decode(
         target: the model.
         drafter: bound to ``target``; None decodes plainly.
         prompt: token ids, at least one.
-        max_tokens: emit at most so many tokens.
+        max_tokens: emit at most so many.
         stops: where the text ends; the token that ends it is emitted.
-        sampler: draws the tokens; None takes the likeliest.
-        processors: change the target's logits before a token is chosen, as mlx-lm's logits processors do.
+        sampler: draws the tokens; None: the likeliest.
+        processors: change the target's logits before a token is chosen, as mlx-lm's do.
         logprobs: report every token's log-probability and so many of the likeliest, 0 to 20.
-        draft_length: chooses block lengths; see `default_draft_length`.
+        draft_length: see `default_draft_length`.
         prefill_chunk: prompt positions per forward.
-        caches: empty caches from `new_caches`, to look into afterwards.
-        policy: which keys and values are kept, and how (also of ``caches``); a session has its own.
-        restoration: where a restored policy gets keys and values from; a session has its own.
-        session: an open session of this target and drafter, to continue in; it stays open.
+        caches: see `Session`, as of the next two; one is opened with them if ``session`` is not given.
+        policy: which keys and values are kept, and how.
+        restoration: where a restored policy gets keys and values from.
+        session: of this target and drafter, to continue in; it stays open.
         diagnosis: see `Diagnosis`.
 
     Yields:
@@ -130,7 +130,7 @@ def decode(
         PromptError: the prompt is empty.
         ConfigurationError: a number is out of range, a block was asked for without a drafter or is longer
             than the session was opened for.
-        ValueError: on going on after another continuation has begun in the session.
+        ValueError: on continuing after another continuation of the session was started.
     """
     check_request(prompt, max_tokens)
     if prefill_chunk < 1:

@@ -7,6 +7,7 @@ A machine's speed drifts by more than blocks differ, so only rounds right before
 blocks are compared. Costs follow these comparisons as ratings of players follow their games (Elo 1978).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
@@ -62,8 +63,8 @@ class _Length:
 class AdaptiveDraftLength(DraftLength):
     """The block that promises the most tokens a second; with ``nominal`` costs it depends on tokens alone."""
 
-    def __init__(self, block_size: int, *, nominal: bool = False) -> None:
-        self.blocks = tuple(sorted({b for b in (*CANDIDATES, block_size) if 2 <= b <= 2 * block_size}))
+    def __init__(self, block_size: int, others: Sequence[int] = CANDIDATES, *, nominal: bool = False) -> None:
+        self.blocks = tuple(sorted({b for b in (*others, block_size) if 2 <= b <= 2 * block_size}))
         super().__init__(max(self.blocks, default=1))
         self._own, self._nominal = block_size, nominal
         self._lengths = {b: _Length(PLAIN_TRIALS if nominal else -1) for b in (1, *self.blocks)}
@@ -138,10 +139,9 @@ class AdaptiveDraftLength(DraftLength):
         new = self._lengths.get(block)
         if self._nominal or new is None or seconds <= 0:  # None: a block cut short
             return
-        new.rounds += 1
+        new.rounds, cost = new.rounds + 1, log(seconds)
         if new.rounds < 1:
             return
-        cost = log(seconds)
         if block != self._block:
             self._before, self._block, self._level, self._rounds = (self._block, self._level), block, cost, 0
         self._level += EMA_ALPHA * (cost - self._level)
@@ -177,7 +177,7 @@ class AdaptiveDraftLength(DraftLength):
         return self._expected[block - 1]
 
     def cost(self, block: int) -> float:
-        """c(B), beside that of others; where little is known of it, near a least-squares line of these."""
+        """c(B), relative to other blocks; where little is known of it, near a least-squares line of these."""
         if block in self._costs:
             return self._costs[block]
         lengths, length = self._lengths.items(), self._lengths[block]

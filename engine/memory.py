@@ -35,7 +35,7 @@ from engine.drafters.base import refuse_mismatch
 from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import read_spec
+from engine.drafters.registry import DrafterSpec, read_spec
 from engine.errors import ConfigurationError, InputError, ModelError
 from engine.networks.dflash import Context
 from engine.networks.dflash2 import build_network
@@ -129,21 +129,15 @@ def article_document() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Unloaded:
-    """A model that is shapes alone.
-
-    Attributes:
-        dtype: the type of its floating weights, and so of keys and values; dtype_from: who says so.
-        weights: their bytes; weights_from: the files, or config.json alone.
-        context: positions it was made for; None where the configuration does not say.
-    """
+    """A model that is shapes alone."""
 
     path: Path
     target: Target
-    dtype: str
-    dtype_from: str
-    weights: int
-    weights_from: str
-    context: int | None
+    dtype: str  # of its floating weights, and so of keys and values
+    dtype_from: str  # who says so
+    weights: int  # their bytes
+    weights_from: str  # the files, or config.json alone
+    context: int | None  # positions it was made for, where the configuration says
 
 
 def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = None) -> Unloaded:
@@ -246,21 +240,13 @@ def _dtype_name(dtype: str | None, model: Any, config: Mapping[str, Any]) -> tup
 
 @dataclass(frozen=True)
 class RunLengths:
-    """What is to be held.
+    """What is to be held."""
 
-    Attributes:
-        context: tokens of each prompt.
-        batch: sequences; one is decoded alone, several are merged.
-        block: tokens of the round; 0 for none, where the prompt leaves room for one token alone.
-        headroom: the largest block that may be verified.
-        prefill_chunk: prompt positions a forward.
-    """
-
-    context: int
-    batch: int = 1
-    block: int = 1
-    headroom: int = 1
-    prefill_chunk: int = 2048
+    context: int  # tokens of each prompt
+    batch: int = 1  # sequences; one is decoded alone, several are merged
+    block: int = 1  # tokens of the round; 0: none, where the prompt leaves one token alone
+    headroom: int = 1  # the largest block that may be verified
+    prefill_chunk: int = 2048  # prompt positions a forward
 
 
 class LayerBytes(NamedTuple):
@@ -269,16 +255,11 @@ class LayerBytes(NamedTuple):
     holds: str
     cache: str
     layers: int
-    nbytes: int
+    bytes: int
 
 
 def held_by(target: Target, policy: KVPolicy, run: RunLengths) -> list[LayerBytes]:
     """The caches' bytes after a run, by kinds of layers in the order of their first layers.
-
-    Args:
-        target: a model, loaded or not.
-        policy: which keys and values are kept, and how.
-        run: how much of them.
 
     Raises:
         ConfigurationError: the policy does not fit the model.
@@ -386,14 +367,7 @@ def _recurrent(member: Any) -> bool:
 
 
 def feed(cache: Any, template: Any, count: int, batch: int = 1) -> None:
-    """Let a layer's cache take in ``count`` positions, as a forward would.
-
-    Args:
-        cache: of a layer; of ``batch`` sequences if merged.
-        template: the layer's of `written_by`.
-        count: positions of each sequence.
-        batch: sequences.
-    """
+    """Write ``count`` positions of each sequence into a layer's cache; ``template`` is of `written_by`."""
     members: list[Any] = [cache] if type(cache) is CodedKV else list(members_of(cache))
     for member, seen in zip(members, members_of(template), strict=True):
         if _recurrent(seen):
@@ -438,15 +412,12 @@ def _holds(cache: Any) -> str:
 class UnloadedDrafter(NamedTuple):
     """A drafter that is shapes alone.
 
-    Attributes:
-        block_size: block length it was made for.
-        weights: their bytes.
-        state: from the positions observed at a time, and the tokens of a block (under 2: nothing is drafted),
-            to the bytes of one sequence's state.
+    `state` takes the positions observed at a time, and the tokens of a block (under 2: nothing is drafted),
+    and gives the bytes of one sequence's state.
     """
 
-    block_size: int
-    weights: int
+    block_size: int  # that it was made for
+    weights: int  # their bytes
     state: Callable[[Sequence[int], int], int]
 
 
@@ -461,20 +432,16 @@ def open_unloaded_drafter(
         DrafterMismatchError: it was made for a target of another shape.
     """
     asked = read_spec(spec, policy)
-    if asked.kind == PromptLookup.name:
-        inner = _prompt_lookup(asked.argument)
-    elif asked.kind == MaskedDiffusion.name:
-        inner = _masked_diffusion(asked.argument, target, dtype)
-    else:
-        opener = _autoregressive if asked.kind == Autoregressive.name else _dflash
-        inner = opener(Path(asked.argument), target, dtype, asked.policy)
+    opener: Callable[..., UnloadedDrafter] = OPENERS.get(asked.kind, _dflash)
+    inner = opener(asked, target, dtype)
     if not asked.lookups:
         return inner
-    lookups = _prompt_lookup(str(PromptLookup.default_shortest))
+    lookups = _prompt_lookup(replace(asked, argument=str(PromptLookup.default_shortest)), target, dtype)
     return inner._replace(state=lambda *run: inner.state(*run) + lookups.state(*run))
 
 
-def _prompt_lookup(shortest: str) -> UnloadedDrafter:
+def _prompt_lookup(asked: DrafterSpec, _: Unloaded, __: str | None) -> UnloadedDrafter:
+    shortest = asked.argument
     if not (shortest.isascii() and shortest.isdigit()):
         raise ConfigurationError(f"--drafter prompt-lookup:{shortest}: the shortest match must be a number")
 
@@ -487,18 +454,19 @@ def _prompt_lookup(shortest: str) -> UnloadedDrafter:
     return UnloadedDrafter(PromptLookup(int(shortest)).block_size, 0, state)
 
 
-def _dflash(folder: Path, target: Unloaded, dtype: str | None, policy: KVPolicy) -> UnloadedDrafter:
+def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder = Path(asked.argument)
     raw = read_json(folder / "config.json")
     network = opened(folder, "config.json", lambda: build_network(DFlashConfig.from_dict(raw)))
     _pack(folder / "config.json", network, raw.get("quantization"))
     cast_weights(network, _stored(folder, dtype))
-    BlockDrafter(network, policy).bind(target.target)
+    BlockDrafter(network, asked.policy).bind(target.target)
     config, hidden_states = network.config, DTYPES[target.dtype]
     width = len(config.target_layer_ids) * config.hidden_size
 
     def state(observed: Sequence[int], block: int) -> int:
         """The network's context, as `BlockDrafter` extends it."""
-        context, waiting = Context(config, policy), 0
+        context, waiting = Context(config, asked.policy), 0
         for count in observed:
             waiting += count
             if waiting >= BlockDrafter.absorb_at:
@@ -514,10 +482,10 @@ def _dflash(folder: Path, target: Unloaded, dtype: str | None, policy: KVPolicy)
     return UnloadedDrafter(config.block_size, _nbytes(network, {}), state)
 
 
-def _autoregressive(folder: Path, target: Unloaded, dtype: str | None, policy: KVPolicy) -> UnloadedDrafter:
-    small = open_unloaded(folder, dtype)
+def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    small = open_unloaded(Path(asked.argument), dtype)
     refuse_mismatch("vocabulary", small.target.vocab_size, target.target.vocab_size)
-    refuse_policy(small.target.model, policy, "--drafter-kv")
+    refuse_policy(small.target.model, asked.policy, "--drafter-kv")
     model, size = small.target.model, Autoregressive(small.target).block_size
 
     def state(observed: Sequence[int], block: int) -> int:
@@ -529,7 +497,7 @@ def _autoregressive(folder: Path, target: Unloaded, dtype: str | None, policy: K
             counts.append(min(CHUNK, unseen))
             unseen -= counts[-1]
         counts += [unseen + 1, *[1] * (min(block - 1, 2 * size - 1) - 1)]
-        caches = new_caches(model, UNSEEN + 2 * size, policy)
+        caches = new_caches(model, UNSEEN + 2 * size, asked.policy)
         for cache, template in zip(caches, written_by(model), strict=True):
             for count in counts:
                 feed(cache, template, count)
@@ -538,10 +506,10 @@ def _autoregressive(folder: Path, target: Unloaded, dtype: str | None, policy: K
     return UnloadedDrafter(size, small.weights, state)
 
 
-def _masked_diffusion(argument: str, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder, asked = split_spec(argument)
+def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder, given = split_spec(asked.argument)
     config = read_json(folder / "config.json")
-    settings = settings_of(folder / "config.json", config) | asked
+    settings = settings_of(folder / "config.json", config) | given
     mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
 
     def built() -> Any:
@@ -572,6 +540,14 @@ def _stored(folder: Path, dtype: str | None) -> mx.Dtype:
             if mx.issubdtype(value.dtype, mx.floating):
                 return value.dtype
     return mx.bfloat16
+
+
+OPENERS = {
+    PromptLookup.name: _prompt_lookup,
+    Autoregressive.name: _autoregressive,
+    MaskedDiffusion.name: _masked_diffusion,
+}
+"""What builds the kinds of drafters that are no DFlash network."""
 
 
 # --- the prediction ---------------------------------------------------------------------------------------
@@ -627,7 +603,7 @@ def predict(
             observed = (*chunks_of(policy, now), 1)
             if small and observed not in states:
                 states[observed] = small.state(observed, now.block)
-            held, state = (sum(kind.nbytes for kind in kinds), batch * states.get(observed, 0))
+            held, state = (sum(kind.bytes for kind in kinds), batch * states.get(observed, 0))
             rows.append(
                 {
                     "kv": policy.spec,
@@ -637,18 +613,10 @@ def predict(
                     "cache_bytes": held,
                     "bytes_per_sequence": held // batch,
                     "bytes_per_token": held / (batch * context),
-                    "ratio_to_native": sum(kind.nbytes for kind in native) / held if held else 1.0,
+                    "ratio_to_native": sum(kind.bytes for kind in native) / held if held else 1.0,
                     "drafter_state_bytes": state,
                     "total_bytes": weights + state + held,
-                    "layers": [
-                        {
-                            "holds": kind.holds,
-                            "cache": kind.cache,
-                            "layers": kind.layers,
-                            "bytes": kind.nbytes,
-                        }
-                        for kind in kinds
-                    ],
+                    "layers": [kind._asdict() for kind in kinds],
                 }
             )
     progress(steps, steps, "predicting", "done")

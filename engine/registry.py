@@ -111,9 +111,10 @@ class PolicyRange:
     def parse(cls, text: str) -> "PolicyRange":
         """Read a range; ConfigurationError where an end is no policy, or one that requests cannot have."""
         low, high = (parse_policy(re.sub(r"(\d+)\.\.(\d+)", rf"\{end}", text)) for end in (1, 2))
-        if low.kind == NATIVE.name or low.source is not None:
-            raise ConfigurationError(f"{text!r} cannot be opened to requests; leave it out")
-        return cls(text, low, high)
+        found = cls(text, low, high)
+        if low.kind == NATIVE.name or low.source is not None or low not in found:
+            raise ConfigurationError(f"{text!r} holds no policy that requests may have; leave it out")
+        return found
 
     def __contains__(self, policy: KVPolicy) -> bool:
         parts = [re.split("[:,@]", each.spec) for each in (self.low, policy, self.high)]
@@ -171,7 +172,7 @@ class Source(_Table):
 
 def _source(value: Any, info: ValidationInfo) -> Any:
     """The texts and paths of a file as the fields of a `Source`."""
-    drafts = info.field_name == "drafter" and str(value).partition(":")[0] == PromptLookup.name
+    drafts = info.field_name == "drafter" and re.fullmatch("prompt-lookup(:[0-9]{1,9})?", str(value))
     if isinstance(value, str) and (drafts or value == "shipped"):
         return {"path": value} if drafts else {"shipped": True}
     if not isinstance(value, dict | Source):
@@ -294,29 +295,20 @@ def _validated(kind: type[Any], where: object, values: Any, context: Any = None)
 
 @dataclass(frozen=True)
 class Registry:
-    """Models by name.
+    """Models by name."""
 
-    Attributes:
-        path: the file it was read from; None: it was made for one folder.
-        default: name of the entry that is meant where none is named.
-        entries: at least one, in the order of the file.
-        channels: every KV channel that an entry may offer, by name.
-        requests: policies that a request may spell out instead of naming a channel.
-    """
-
-    path: Path | None
-    default: str
-    entries: tuple[ModelEntry, ...]
-    channels: Mapping[str, Channel] = field(default_factory=lambda: CHANNELS)
-    requests: tuple[PolicyRange, ...] = ()
+    path: Path | None  # the file it was read from; None: it was made for one folder
+    default: str  # name of the entry that is meant where none is named
+    entries: tuple[ModelEntry, ...]  # at least one, in the order of the file
+    channels: Mapping[str, Channel] = field(default_factory=lambda: CHANNELS)  # that entries may offer
+    requests: tuple[PolicyRange, ...] = ()  # policies that a request may spell out
 
     @classmethod
     def load(cls, path: Path | None = None) -> "Registry":
         """Read a registry file; None: the one that comes with the project.
 
         Raises:
-            ConfigurationError: the file cannot be used, a key is wrong, or an entry contradicts itself; file,
-                key and value are named.
+            ConfigurationError: the file cannot be used, or a key is wrong; file, key and value are named.
             DrafterMismatchError: what an entry says of its drafter does not match its target.
         """
         path, channels = path or SHIPPED_FILE, dict(CHANNELS)
@@ -324,6 +316,10 @@ class Registry:
         own = {name: channels[name] for name in ("native", *file.channels)}
         entries = []
         for name, entry in file.models.items():
+            if entry.name:
+                raise ConfigurationError(
+                    f"{path}: models.{name}: unknown field 'name'; the table's key is it"
+                )
             offered = entry.channels if "channels" in entry.model_fields_set else own
             default = entry.default_channel or next(iter(offered))
             about = {"name": name, "channels": offered, "default_channel": default}
@@ -396,11 +392,7 @@ class Registry:
         return replace(registry, entries=(entry.model_copy(update=named),))
 
     def resolve(self, model_id: str, channel: str | None = None) -> tuple[ModelEntry, Channel]:
-        """The entry and channel that a request asks for.
-
-        Args:
-            model_id: ``NAME`` or ``NAME@CHANNEL``.
-            channel: named beside the id; None: none is.
+        """The entry and channel that an id, ``NAME`` or ``NAME@CHANNEL``, and a channel next to it ask for.
 
         Raises:
             UnknownModel: no entry has that name, or there is no such channel; what there is is listed.
@@ -426,14 +418,10 @@ class Registry:
     def channel(self, entry: ModelEntry, text: str | None) -> Channel:
         """The channel of an entry that a text names, or spells out as a policy such as ``lattice:e8,10``.
 
-        Args:
-            entry: the model.
-            text: what the request says; None: the default channel.
-
         Raises:
             UnknownModel: it names no channel of this registry; the message lists them.
-            ConfigurationError: it is no policy, or a channel or policy that requests for this model may not
-                ask for; the message says which they may.
+            ConfigurationError: it is no policy, or one that requests for this model may not ask for; the
+                message says which they may.
         """
         name = entry.default_channel if text is None else text
         if name in entry.channels:
@@ -543,14 +531,8 @@ class Located:
     def options(self, channel: Channel) -> Options:
         """The switches of an engine of its own for this model and channel."""
         entry = self.entry
-        return Options(
-            model=self.target,
-            drafter=self.drafter or "none",
-            block=entry.block,
-            dtype=entry.dtype,
-            kv=channel.policy.spec,
-            quantize=entry.quantize,
-        )
+        own = {name: getattr(entry, name) for name in ("block", "dtype", "quantize")}
+        return Options(model=self.target, drafter=self.drafter or "none", kv=channel.policy.spec, **own)
 
 
 def variable_of(folder: str) -> str:
@@ -562,8 +544,8 @@ def locate(entry: ModelEntry, places: Places) -> Located:
     """Find the files of an entry, without the network.
 
     Raises:
-        ConfigurationError: a variable of the environment names a folder for one of them that is not there.
-        ModelNotHere: one of them is in none of its places; the message lists them and says what to do.
+        ConfigurationError: a variable of the environment names a folder that is not there.
+        ModelNotHere: a part is in none of its places; the message lists them and says what to do.
     """
     target = Path(_found(entry, "target", entry.target, places))
     if entry.drafter is None:
@@ -620,8 +602,6 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
 def check_located(located: Located) -> None:
     """Compare the configurations on this machine with each other and with the entry.
 
-    The target's shape is that of the model mlx-lm would build. Tokenizers are compared when a drafter opens.
-
     Raises:
         ModelError: a configuration cannot be read, or is of another model than the entry says.
         DrafterMismatchError: the drafter was not made for the target.
@@ -629,18 +609,11 @@ def check_located(located: Located) -> None:
     """
     entry, model = located.entry, _unloaded(located.target)
     target = Target(model)
-    found = TargetFacts(
-        hidden_size=target.hidden_size,
-        layers=target.layer_count,
-        vocab_size=target.vocab_size,
-        head_dims=opened(located.target, "config.json", partial(_head_dims, model), verb="run"),
-    )
-    said = entry.facts.target or found
-    if differing := [
-        f"{name} is {value}, not {getattr(said, name)}"
-        for name, value in found
-        if value != getattr(said, name)
-    ]:
+    dims = opened(located.target, "config.json", partial(_head_dims, model), verb="run")
+    sizes = {"hidden_size": target.hidden_size, "layers": target.layer_count, "vocab_size": target.vocab_size}
+    found = TargetFacts(**sizes, head_dims=dims)
+    said = dict(entry.facts.target or found)
+    if differing := [f"{name} is {value}, not {said[name]}" for name, value in found if value != said[name]]:
         raise ModelError(
             f"{located.target} does not hold the target of the model {entry.name}: {'; '.join(differing)}; "
             "put the right one there, or correct the registry"
@@ -651,30 +624,19 @@ def check_located(located: Located) -> None:
 
 
 def drafter_facts(spec: str) -> DrafterFacts | None:
-    """What the drafter of a ``--drafter`` text says about its target; None for one without a model.
-
-    Raises:
-        ModelError: its folder or configuration cannot be used.
-        ConfigurationError: the settings behind its folder make no sense.
-    """
+    """What the drafter of a ``--drafter`` text says about its target; None for one without a model."""
     asked = read_spec(spec)
-    kind, argument = asked.kind, asked.argument
-    if kind == PromptLookup.name:
+    if asked.kind == PromptLookup.name:
         return None
-    folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
+    folder = split_spec(asked.argument)[0] if asked.kind == MaskedDiffusion.name else Path(asked.argument)
     config = read_json(folder / "config.json")
-    if kind not in ("dflash", "dflash2"):
+    if asked.kind not in ("dflash", "dflash2"):
         size = text_part(config).get("vocab_size")
         return DrafterFacts(vocab_size=size if type(size) is int else None)
     read = DFlashConfig.from_dict(config)
-    return DrafterFacts(
-        hidden_size=read.hidden_size,
-        layers=read.num_target_layers,
-        vocab_size=read.vocab_size,
-        taps=read.target_layer_ids,
-        mask_token=read.mask_token_id,
-        block=read.block_size,
-    )
+    sizes = {"hidden_size": read.hidden_size, "layers": read.num_target_layers, "vocab_size": read.vocab_size}
+    mask, block = read.mask_token_id, read.block_size
+    return DrafterFacts(**sizes, taps=read.target_layer_ids, mask_token=mask, block=block)
 
 
 def _unloaded(folder: Path) -> Any:

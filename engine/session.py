@@ -51,9 +51,9 @@ class Session:
             target: the model.
             drafter: bound to ``target``; serves this session alone until it is closed.
             headroom: the largest block that will be verified.
-            caches: empty caches from `new_caches`, to look into until the session starts over.
+            caches: empty caches of the policy, to look into until the session starts over.
             compiled: run short blocks through compiled graphs where the model allows it.
-            policy: which keys and values are kept, and how; of ``caches`` too where they are given.
+            policy: which keys and values are kept, and how.
             restoration: where a restored policy gets keys and values from.
 
         Raises:
@@ -82,15 +82,15 @@ class Session:
                 drafter.start()
             self._opened = opened.pop_all()
 
+    def close(self) -> None:
+        """Restore the target's layers; the caches may still be read."""
+        self._opened.close()
+
     def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Restore the target's layers. The caches may still be read."""
-        self._opened.close()
 
     @property
     def caches(self) -> list[Any]:
@@ -113,7 +113,7 @@ class Session:
 
         At least the prompt's last token is left to be computed: its forward gives the first new token.
         """
-        common = common_length(self.tokens, prompt[:-1])
+        common = _common_length(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
         if surplus and not self._rewind(surplus):
             return self._back_to_mark(common)
@@ -211,7 +211,7 @@ class Session:
         What an earlier one left open is aborted, and what is open when the block is left by an exception.
 
         Yields:
-            A check for when the caller's code has run: ValueError if another continuation has begun.
+            A check for when the caller's code has run: ValueError if another continuation was started.
         """
         self.transaction.abort()
         self._turn = turn = object()
@@ -245,7 +245,7 @@ class Session:
             self.drafter.start()
 
 
-def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the longest common beginning."""
     shorter = min(len(left), len(right))
     return next((index for index in range(shorter) if left[index] != right[index]), shorter)

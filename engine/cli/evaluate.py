@@ -15,7 +15,6 @@ from engine.cli.evaluation_options import (
     haystack_options,
     journal_options,
     max_tokens_option,
-    option,
     seed_of,
     seed_option,
     set_options,
@@ -23,7 +22,15 @@ from engine.cli.evaluation_options import (
     take_haystack,
     take_journal,
 )
-from engine.cli.options import F, engine_options, report_options, take_engine, take_request, with_options
+from engine.cli.options import (
+    F,
+    engine_options,
+    option,
+    report_options,
+    take_engine,
+    take_request,
+    with_options,
+)
 from engine.cli.reports import store
 
 

@@ -8,20 +8,11 @@ from typing import Any
 
 import click
 
-from engine.cli.options import F, with_options
+from engine.cli.options import F, group, option
 from engine.cli.reports import state_folder
 from engine.errors import ConfigurationError
 
 CHAT = ("chat", "thinking", "channel_prefix", "system")
-
-
-def option(name: str, help_text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
-    """An option that shows its default, if it has one, and takes the default's type."""
-    return click.option(name, help=help_text, default=default, show_default=default is not None, **more)
-
-
-def _group(*options: Callable[[F], F]) -> Callable[[F], F]:
-    return lambda command: with_options(command, *options)
 
 
 def max_tokens_option(default: int, help_text: str = "Tokens to generate a prompt.") -> Callable[[F], F]:
@@ -34,7 +25,7 @@ def claim_option(help_text: str, *choices: str) -> Callable[[F], F]:
     return option("--claim", help_text, "auto", type=click.Choice(["auto", *choices, "none"]))
 
 
-set_options = _group(
+set_options = group(
     option(
         "--prompts",
         "code, chat, retrieval (or several, comma-separated), all, or a FILE.jsonl of prompts.",
@@ -44,7 +35,7 @@ set_options = _group(
     max_tokens_option(96),
     option("--seed", "Order of the prompts; 0 as in the file.", 0),
 )
-journal_options = _group(
+journal_options = group(
     option(
         "--journal",
         "Keep finished rows here until the report is written "
@@ -54,7 +45,7 @@ journal_options = _group(
     ),
     option("--resume/--no-resume", "Go on with the journal of an interrupted run, or delete it.", True),
 )
-chat_options = _group(
+chat_options = group(
     click.option("--chat", is_flag=True, help="Send texts through the chat template, as a user's turn."),
     option(
         "--thinking",
@@ -73,7 +64,7 @@ chat_options = _group(
 
 def haystack_options(context: str, depths: str, per_depth: str) -> Callable[[F], F]:
     """--context, --depths and --per-depth with these help texts."""
-    return _group(
+    return group(
         option("--context", context, type=int, metavar="N"),
         option("--depths", depths, metavar="LIST"),
         option("--per-depth", per_depth, type=int, metavar="K"),

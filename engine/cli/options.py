@@ -11,7 +11,6 @@ from engine.errors import ConfigurationError
 F = TypeVar("F", bound=Callable[..., Any])
 BINDING = ("request_nonce", "workload_sha", "preset_digest", "engine_source")
 PATH = click.Path(path_type=Path)
-option = click.option
 
 
 def with_options(command: F, *options: Callable[[F], F]) -> F:
@@ -26,73 +25,70 @@ def group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return lambda command: with_options(command, *options)
 
 
+def option(name: str, help_text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
+    """An option that shows its default, if it has one, and takes the default's type."""
+    return click.option(name, help=help_text, default=default, show_default=default is not None, **more)
+
+
 engine_options = group(
-    option("--model", type=PATH, help="Folder of the target [default: shipped]."),
+    option("--model", "Folder of the target [default: shipped].", type=PATH),
     option(
         "--drafter",
-        help="Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
+        "Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
         "[default: prompt-lookup+ the shipped one for the shipped target].",
     ),
-    option("--block", default="auto", show_default=True, help="Tokens a verify forward, or auto."),
+    option("--block", "Tokens a verify forward, or auto.", "auto"),
     option(
         "--kv",
-        default="native",
-        show_default=True,
-        metavar="POLICY",
-        help="Which keys and values are kept, and how: native, full-kv, "
+        "Which keys and values are kept, and how: native, full-kv, "
         "sliding-bounded[:S,W], sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], "
         "lattice[:d4|e8,Q], lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; "
         "then perhaps @all, @full, @sliding, @inner:N or @2,5.",
+        "native",
+        metavar="POLICY",
     ),
     option(
         "--drafter-kv",
-        default="native",
-        show_default=True,
-        metavar="POLICY",
-        help="How the drafter keeps its own keys and values: native, sink-window[:S,W], "
+        "How the drafter keeps its own keys and values: native, sink-window[:S,W], "
         "affine[:BITS,GROUP] or rotated[:BITS,GROUP].",
+        "native",
+        metavar="POLICY",
     ),
-    option("--quantize", metavar="BITS[,GROUP]", help="Pack the target's weights on loading."),
+    option("--quantize", "Pack the target's weights on loading.", metavar="BITS[,GROUP]"),
     option(
-        "--projector",
-        type=PATH,
-        help="Folder of the projector for restored:learned [default: the shipped one].",
+        "--projector", "Folder of the projector for restored:learned [default: the shipped one].", type=PATH
     ),
-    option("--prefill-chunk", type=int, default=2048, show_default=True, help="Prompt tokens a forward."),
-    option("--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."),
-    option("--compile/--no-compile", "compiled", default=True, help="Run short blocks as compiled graphs."),
-    option("--single-graph", is_flag=True, help="Diagnostic: evaluate draft and verify as one graph."),
+    option("--prefill-chunk", "Prompt tokens a forward.", 2048),
+    option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."),
+    click.option(
+        "--compile/--no-compile", "compiled", default=True, help="Run short blocks as compiled graphs."
+    ),
+    click.option("--single-graph", is_flag=True, help="Diagnostic: evaluate draft and verify as one graph."),
 )
-
 sampling_options = group(
-    option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest."),
-    option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest share."),
-    option("--min-p", type=float, default=0.0, show_default=True, help="Drop what lies below this share."),
-    option("--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0: all."),
-    option("--seed", type=int, default=None, help="Make sampling repeatable [default: new numbers]."),
+    option("--temperature", "0 takes the likeliest.", 0.0),
+    option("--top-p", "Draw from the likeliest share.", 1.0),
+    option("--min-p", "Drop what lies below this share.", 0.0),
+    option("--top-k", "Draw from the k likeliest; 0: all.", 0),
+    option("--seed", "Make sampling repeatable [default: new numbers].", type=int),
 )
-
 registry_options = group(
-    option("--registry", type=PATH, help="Models to offer [default: the shipped file]."),
-    option("--model", type=PATH, help="Offer this folder alone, instead of a registry."),
-    option("--drafter", help="With --model: what drafts, as generate takes it."),
-    option("--kv", "channel", help="With --model: the default KV channel."),
-    option("--quantize", help="With --model: pack the weights, as generate does."),
-    option("--download", is_flag=True, help="Fetch models that are not here from the hub."),
+    option("--registry", "Models to offer [default: the shipped file].", type=PATH),
+    option("--model", "Offer this folder alone, instead of a registry.", type=PATH),
+    option("--drafter", "With --model: what drafts, as generate takes it."),
+    click.option("--kv", "channel", help="With --model: the default KV channel."),
+    option("--quantize", "With --model: pack the weights, as generate does."),
+    option("--download", "Fetch models that are not here from the hub.", is_flag=True),
 )
-
 binding_options = group(
-    option("--request-nonce", help="Bind the report to a request: its nonce."),
-    option("--workload-sha", help="… the commit it runs."),
-    option("--preset-digest", help="… the digest of its preset."),
-    option(
-        "--engine-source", type=click.Choice(["installed", "workload"]), help="… and whose engine runs it."
-    ),
+    option("--request-nonce", "Bind the report to a request: its nonce."),
+    option("--workload-sha", "… the commit it runs."),
+    option("--preset-digest", "… the digest of its preset."),
+    option("--engine-source", "… and whose engine runs it.", type=click.Choice(["installed", "workload"])),
 )
-
 report_options = group(
-    option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line."),
-    option(
+    click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line."),
+    click.option(
         "--report",
         "report_path",
         type=click.Path(dir_okay=False, path_type=Path),

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH
+from engine.cli.options import PATH, option
 from engine.errors import ConfigurationError
 
 
@@ -16,23 +16,23 @@ def command() -> None:
 
 
 @command.command("projector")
-@click.option("--model", type=PATH, help="Folder of the target [default: shipped].")
-@click.option(
+@option("--model", "Folder of the target [default: shipped].", type=PATH)
+@option(
     "--drafter",
+    "Folder of its DFlash drafter [default: the shipped one for the shipped target].",
     type=PATH,
-    help="Folder of its DFlash drafter [default: the shipped one for the shipped target].",
 )
-@click.option("--out", type=PATH, required=True, metavar="FOLDER", help="Folder to write.")
-@click.option("--layers", default="full", show_default=True, help="Layers to restore, as behind --kv …@.")
-@click.option("--sink", type=int, default=4, show_default=True, help="First positions, which stay.")
-@click.option("--window", type=int, default=64, show_default=True, help="Newest positions, which stay.")
-@click.option("--steps", type=int, default=320, show_default=True, help="Steps of distillation; 0: none.")
-@click.option("--batches", type=int, default=20, show_default=True, help="Batches of the regression.")
-@click.option("--texts", type=int, default=4, show_default=True, help="Texts in a batch.")
-@click.option("--length", type=int, default=512, show_default=True, help="Tokens of a text.")
-@click.option("--texts-file", metavar="FILE", help="Your own texts: plain, or .jsonl [default: generated].")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the texts.")
-@click.option("--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal].")
+@option("--out", "Folder to write.", type=PATH, required=True, metavar="FOLDER")
+@option("--layers", "Layers to restore, as behind --kv …@.", "full")
+@option("--sink", "First positions, which stay.", 4)
+@option("--window", "Newest positions, which stay.", 64)
+@option("--steps", "Steps of distillation; 0: none.", 320)
+@option("--batches", "Batches of the regression.", 20)
+@option("--texts", "Texts in a batch.", 4)
+@option("--length", "Tokens of a text.", 512)
+@option("--texts-file", "Your own texts: plain, or .jsonl [default: generated].", metavar="FILE")
+@option("--seed", "Of the texts.", 0)
+@option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal].")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the JSON line.")
 def projector(
     *, model: Path | None, drafter: Path | None, out: Path, dtype: str | None, as_json: bool, **values: Any

@@ -14,7 +14,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -27,8 +26,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_pr
 
 from engine.child import printed_by
 from engine.device import Runtime
-from engine.target.folder import CacheLayer
-from engine.target.loading import LoadedTarget, ModelCard
+from engine.target.loading import LoadedTarget
 from evidence_format.claims import (
     FEWEST_SAMPLES,
     LARGEST_SPREAD,
@@ -40,7 +38,7 @@ from evidence_format.claims import (
     SPREAD_S,
     SPREAD_TOKENS,
 )
-from evidence_format.model import OtherLoad
+from evidence_format.model import CacheLayer, Model, OtherLoad
 from evidence_format.weights import source_digest
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -60,7 +58,7 @@ SERVICES = {
 }
 
 
-def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, ModelCard]) -> dict[str, Any]:
+def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, Model]) -> dict[str, Any]:
     """The ``environment`` block of a report; ``watch`` was created before the work, models are by role."""
     return {
         "machine": platform.machine() or "unknown",
@@ -81,14 +79,14 @@ def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, ModelCar
             "kakeya": _own_version(),
         },
         "git": _git() | {"source_sha256": source_digest(PACKAGE)},
-        "models": {role: asdict(card) for role, card in models.items()},
+        "models": {role: card.model_dump() for role, card in models.items()},
     }
 
 
-def target_card(target: LoadedTarget) -> ModelCard:
+def target_card(target: LoadedTarget) -> Model:
     """The card of a target, with its vocabulary and the caches it makes for itself."""
     layers = tuple(_cache_layers(target.target.model))
-    return replace(target.card, vocab_size=target.target.vocab_size, cache_layers=layers)
+    return target.card.model_copy(update={"vocab_size": target.target.vocab_size, "cache_layers": layers})
 
 
 def _cache_layers(model: Any) -> Iterator[CacheLayer]:
@@ -98,11 +96,11 @@ def _cache_layers(model: Any) -> Iterator[CacheLayer]:
     for cache in caches:
         keys = None if isinstance(cache, (ArraysCache, CacheList)) else cache.keys
         if keys is None:
-            yield CacheLayer("other", 0, None)
+            yield CacheLayer(kind="other", values=0, window=None)
             continue
         values = keys.shape[1] * keys.shape[3] + cache.values.shape[1] * cache.values.shape[3]
-        sliding = isinstance(cache, RotatingKVCache)
-        yield CacheLayer("sliding" if sliding else "full", values, cache.max_size if sliding else None)
+        window = cache.max_size if isinstance(cache, RotatingKVCache) else None
+        yield CacheLayer(kind="full" if window is None else "sliding", values=values, window=window)
 
 
 def _own_version() -> str:

@@ -33,8 +33,8 @@ from engine.evaluation.report import Arm, Distortion, Report, sample
 from engine.generate import ChatSwitches, Outcome
 from engine.restoration.sources import LEARNED
 from engine.session import Session
-from engine.target.folder import ModelCard
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
+from evidence_format.model import Model
 from evidence_format.policies import MEANINGFUL
 
 POLICIES = (
@@ -150,10 +150,7 @@ def open_shootout(options: Options) -> Engine:
 
 
 def measure_kv(
-    engine: Engine,
-    switches: KVSwitches,
-    runtime: Runtime,
-    **context: Unpack[measure.EvaluationContext],
+    engine: Engine, switches: KVSwitches, runtime: Runtime, **context: Unpack[measure.EvaluationContext]
 ) -> Report:
     """Run all arms over all prompts."""
     switches.check()
@@ -257,7 +254,7 @@ def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, 
     return arms
 
 
-def _cards_of(arms: Sequence[tuple[Engine, Arm]]) -> dict[str, ModelCard]:
+def _cards_of(arms: Sequence[tuple[Engine, Arm]]) -> dict[str, Model]:
     """The cards of all measure.models that run in any arm, by role."""
     cards = measure.models(arms[0][0])
     for engine, _ in arms:

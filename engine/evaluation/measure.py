@@ -12,18 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypedDict, cast
 
-from engine.cache.policy import NATIVE, KVPolicy
+from engine.cache.policy import KVPolicy
 from engine.config import Engine
 from engine.device import Runtime, threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.arms import (
-    OUR_LOOP,
-    PLAIN_LOOP,
-    plain,
-    speculate,
-    speculate_together,
-)
+from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, plain, speculate, speculate_together
 from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.journal import Entry, Journal, fingerprint
@@ -33,8 +27,7 @@ from engine.generate import ChatSwitches, Messages, Outcome, SamplingOptions, to
 from engine.restoration.loading import open_restoration
 from engine.restoration.sources import LEARNED
 from engine.target.attention import refuse_policy
-from engine.target.loading import ModelCard
-from evidence_format.model import ReportRequest
+from evidence_format.model import Model, ReportRequest
 
 Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
 MakeRow = Callable[[Prompt, Sequence[int], Outcome], dict[str, Any]]
@@ -156,7 +149,7 @@ class Evaluation:
     progress: Progress = lambda *_: None
     request: ReportRequest | None = None
     journal: Journal | None = None
-    cards: dict[str, ModelCard] | None = None  # those of the engine, if not given
+    cards: dict[str, Model] | None = None  # those of the engine, if not given
     settings: dict[str, Any] = field(default_factory=dict)
     resumable: bool = True  # the report counts the rows of earlier processes
 
@@ -364,13 +357,13 @@ def encode_all(
     return encoded
 
 
-def models(engine: Engine) -> dict[str, ModelCard]:
+def models(engine: Engine) -> dict[str, Model]:
     """The model cards of the environment block, by role."""
     learned = engine.restoration.learned if engine.restoration else None
     drafter = engine.drafter
     cards = {"target": target_card(engine.target)}
     if drafter and drafter.card:
-        cards["drafter"] = replace(drafter.card, largest_block=2 * drafter.drafter.block_size)
+        cards["drafter"] = drafter.card.model_copy(update={"largest_block": 2 * drafter.drafter.block_size})
     if learned:
         cards["projector"] = learned.card
     return cards
@@ -393,7 +386,6 @@ def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any)
         "compiled": options.compiled,
         "single_graph": options.single_graph,
         "blas_threads": threads(),
-        **({} if options.drafter_kv == NATIVE.spec else {"drafter_kv": options.drafter_kv}),
         **_flattened(asdict(switches)),
     }
 

@@ -27,9 +27,7 @@ several block lengths, some of which keep only a part of their block, so that wh
 figures; the reference are forwards of one token on the caches mlx-lm makes for itself.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import cycle, islice
@@ -43,7 +41,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.decode import decode
+from engine.decode import Step, decode
 from engine.device import Runtime, fit_threads
 from engine.draft_length import FixedDraftLength
 from engine.drafters.base import Draft
@@ -60,7 +58,7 @@ from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2, build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.sampling import Sampler
-from engine.target.folder import ModelCard, check_depth, read_json, require_file, tensor_shapes, weight_files
+from engine.target.folder import check_depth, read_json, require_file, tensor_shapes, weight_files
 from engine.target.loading import (
     DTYPES,
     SHIPPED_TARGET,
@@ -72,7 +70,7 @@ from engine.target.loading import (
 )
 from engine.target.model import Target
 from evidence_format.claims import FEWEST_EQUAL
-from evidence_format.model import Implementation, ReportRequest
+from evidence_format.model import Implementation, Model, ReportRequest
 from evidence_format.text import text_digest
 from evidence_format.weights import file_sha256
 
@@ -168,7 +166,7 @@ def check_tolerance(tolerance: float) -> float:
 
 
 class StoredArrays(dict[str, Array]):
-    """The arrays of an npz file, each checked when it is taken; nothing pickled is ever loaded."""
+    """The arrays of an npz file, each checked by `take`; nothing pickled is ever loaded."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -330,42 +328,36 @@ class PairCase:
 
     def compare(self) -> Iterator[RoundParity]:
         """Run our loop from the prompt and compare the rounds with a full block."""
-        tokens, rows = self.arrays["tokens"].tolist(), self.arrays["drafts"].shape[1]
+        arrays, tokens = self.arrays, self.arrays["tokens"].tolist()
+        rows = arrays["drafts"].shape[1]
         drafter = _RecordingDrafter(self.network)
         drafter.bind(self.target)
-        steps = decode(
+        first, *steps = decode(
             self.target,
             drafter,
-            self.arrays["prompt"].tolist(),
+            arrays["prompt"].tolist(),
             max_tokens=len(tokens) + rows + 1,  # blocks stay full for as long as the reference's do
             draft_length=FixedDraftLength(rows + 1),
         )
-        with closing(steps):
-            same = list(next(steps).tokens) == tokens[:1]  # part of the first round
-            position = 1
-            for index, count in enumerate(self.arrays["accepted"][: self.full_rounds].tolist()):
-                step = next(steps, None)
-                emitted = [] if step is None else list(step.tokens)[: len(tokens) - position]
-                same = same and emitted == tokens[position : position + count]
-                position += count
-                if index == self.full_rounds - 1:
-                    following = [token for each in steps for token in each.tokens]
-                    same = same and following[: len(tokens) - position] == tokens[position:]
-                ran_out = step is None or step.round is None or step.round.block != rows + 1
-                yield self._round(index, None if ran_out else drafter.drafted.popleft(), tokens_equal=same)
-                same = True
+        same, position = list(first.tokens) == tokens[:1], 1  # part of the first round
+        for index, count in enumerate(arrays["accepted"][: self.full_rounds].tolist()):
+            own, rest = steps[index : index + 1], steps[index + 1 :]
+            same = same and _emitted(own, len(tokens) - position) == tokens[position : position + count]
+            position += count
+            if index == self.full_rounds - 1:
+                same = same and _emitted(rest, len(tokens) - position) == tokens[position:]
+            difference, agreement = float("inf"), 0.0  # of ours that emitted more, and has run out
+            ran = bool(own) and own[0].round is not None and own[0].round.block == rows + 1
+            if ran:
+                drafts, logits = map(on_host, drafter.drafted[index])
+                difference = largest_difference(logits, arrays["logits"][index])
+                agreement = float((drafts == arrays["drafts"][index]).mean())
+            yield RoundParity(self.name, index + 1, None, difference, agreement, None, rows, same and ran)
+            same = True
 
-    def _round(
-        self, index: int, drafted: tuple[mx.array, mx.array] | None, *, tokens_equal: bool
-    ) -> RoundParity:
-        """Our drafts and logits of a round with the reference's; None: ours emitted more, and has run out."""
-        drafts, logits = self.arrays["drafts"][index], self.arrays["logits"][index]
-        difference, agreement = float("inf"), 0.0
-        if drafted is not None:
-            difference = largest_difference(on_host(drafted[1]), logits)
-            agreement = float((on_host(drafted[0]) == drafts).mean())
-        tokens_equal = tokens_equal and drafted is not None
-        return RoundParity(self.name, index + 1, None, difference, agreement, None, len(drafts), tokens_equal)
+
+def _emitted(steps: Sequence[Step], most: int) -> list[int]:
+    return [token for step in steps for token in step.tokens][:most]
 
 
 class _RecordingDrafter(BlockDrafter):
@@ -373,7 +365,7 @@ class _RecordingDrafter(BlockDrafter):
 
     def __init__(self, network: DFlash) -> None:
         super().__init__(network)
-        self.drafted: deque[tuple[mx.array, mx.array]] = deque()
+        self.drafted: list[tuple[mx.array, mx.array]] = []
         self._logits: mx.array
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
@@ -586,7 +578,7 @@ def measure_parity(
     """
     switches.check()
     started, watch = now(), LoadWatch()
-    models: dict[str, ModelCard] = {}
+    models: dict[str, Model] = {}
     if switches.golden is not None:
         parity, reference = compare_all(
             switches.golden, switches.tolerance, dtype=switches.dtype or "float32"

@@ -142,11 +142,7 @@ def refuse_unsound(prompts: Sequence[Prompt]) -> None:
 
 
 def encode(
-    prompt: Prompt,
-    tokenizer: Any,
-    vocab_size: int,
-    context: int | None,
-    switches: ChatSwitches | None = None,
+    prompt: Prompt, tokenizer: Any, vocab_size: int, context: int | None, switches: ChatSwitches | None = None
 ) -> list[int]:
     """Token ids of a prompt; see `engine.generate.encode`."""
     return generate.encode(prompt.content, tokenizer, vocab_size, context, switches, name=prompt.id)

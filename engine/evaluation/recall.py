@@ -67,8 +67,7 @@ def measure_recall(
     refuse_unsound(prompts)
     compiled = engine.options.compiled and switches.batch == 1
     evaluation = measure.Evaluation(
-        "recall", "eval recall", engine, switches, runtime, **context,
-        settings={"compiled": compiled},
+        "recall", "eval recall", engine, switches, runtime, **context, settings={"compiled": compiled}
     )  # fmt: skip
     name = "speculative" if engine.drafter else "kakeya"
     arms = [

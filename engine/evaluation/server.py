@@ -7,7 +7,7 @@ of the arm `server` is made of what came over HTTP. No report is made of a serve
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -15,20 +15,19 @@ from engine.cache.policy import NATIVE
 from engine.config import Engine, parse_block
 from engine.device import Runtime
 from engine.errors import ConfigurationError, EngineError, PromptError
-from engine.evaluation.arms import PLAIN_LOOP, plain
-from engine.evaluation.environment import LoadWatch, describe
+from engine.evaluation.arms import plain
 from engine.evaluation.measure import (
     ArmRun,
+    Evaluation,
     Progress,
-    configuration,
     encode_all,
     measure,
-    models,
     our_arm,
+    plain_arm,
     scored_rows,
 )
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.report import Arm, Report, now
+from engine.evaluation.report import Report
 from engine.evaluation.rounding import compare_with_plain
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, LONG, Check, Examinee, examine
 from engine.evaluation.server_client import (
@@ -159,18 +158,17 @@ def measure_server(
         PromptError: a prompt does not fit the model.
     """
     switches.check()
-    started, watch, steps = now(), LoadWatch(), count()
-    total = CHECKS + 2 * len(prompts)
+    steps, total = count(), CHECKS + 2 * len(prompts)
     load = cache(find(offer.entry))  # once, by the first server, for both of them
 
     def find_once(entry: ModelEntry) -> Callable[[], LoadedModel]:
         return load if entry == offer.entry else find(entry)
 
-    def show(phase: str, detail: str) -> None:
+    def show(_: int, __: int, phase: str, detail: str) -> None:
         progress(next(steps), total, phase, detail)
 
     def make(checks: Mapping[str, Check], server: Examinee) -> dict[str, str | None]:
-        found = examine(server, checks, lambda name: show("checking", name))
+        found = examine(server, checks, lambda name: show(0, 0, "checking", name))
         if any(found.values()):
             raise ChecksFailed(found)
         return found
@@ -180,6 +178,9 @@ def measure_server(
         model = load()
         engine = engine_of(model, offer.channel, switches)
         switches = replace(switches, chat=_chat(offer.entry, prompts, switches.chat))
+        evaluation = Evaluation(
+            "quality", "eval server", engine, switches, runtime, show, request, resumable=False
+        )
         encoded = encode_all(engine, prompts, switches.chat)
         asked = questions(offer, model, prompts, encoded, switches)
         examinee = examinee_of(client, offer, model, asked, switches)
@@ -187,53 +188,34 @@ def measure_server(
         plain(engine.target, encoded[0], SHORT, switches.prefill_chunk)  # untimed
         by_tokens = {tuple(each.tokens): each for each in asked}
 
-        def decode_plainly(some: Sequence[list[int]]) -> list[Outcome]:
-            limits = [by_tokens[tuple(tokens)].fields["max_tokens"] for tokens in some]
-            return [
-                plain(engine.target, tokens, limit, switches.prefill_chunk)
-                for tokens, limit in zip(some, limits, strict=True)
-            ]
+        def decode_plainly(each: Question) -> Outcome:
+            return plain(engine.target, each.tokens, each.fields["max_tokens"], switches.prefill_chunk)
 
-        def ask(some: Sequence[list[int]]) -> list[Outcome]:
-            outcomes = []
-            for each in (by_tokens[tuple(tokens)] for tokens in some):
-                answer = whole_answer(each, client.post(each.path, each.fields))
-                if (kept := answer.provenance.kv_policy) != engine.policy.spec:
-                    raise ServerFault(f"{each.identifier}: the server kept {kept}, not {engine.policy.spec}")
-                outcomes.append(outcome(each, answer, engine.target))
-            return outcomes
+        def ask(each: Question) -> Outcome:
+            answer = whole_answer(each, client.post(each.path, each.fields))
+            if (kept := answer.provenance.kv_policy) != engine.policy.spec:
+                raise ServerFault(f"{each.identifier}: the server kept {kept}, not {engine.policy.spec}")
+            return outcome(each, answer, engine.target)
 
-        arms, row = (
-            [Arm(PLAIN, "baseline", PLAIN_LOOP), our_arm(engine, SERVER)],
-            scored_rows(model.target.tokenizer),
-        )
-        measured = measure(
-            [
-                ArmRun(arm, prompts, encoded, run, row, f"decoding by {arm.name}")
-                for arm, run in zip(arms, (decode_plainly, ask), strict=True)
-            ],
-            progress=lambda _, __, phase, detail: show(phase, detail),
-        )
+        def run_with(decode: Callable[[Question], Outcome], some: Sequence[list[int]]) -> list[Outcome]:
+            return [decode(by_tokens[tuple(tokens)]) for tokens in some]
+
+        row = scored_rows(model.target.tokenizer)
+        for arm, decode in ((plain_arm(PLAIN), decode_plainly), (our_arm(engine, SERVER), ask)):
+            run = partial(run_with, decode)
+            evaluation.runs.append(ArmRun(arm, prompts, encoded, run, row, f"decoding by {arm.name}"))
+        evaluation.measured = measure(evaluation.runs, progress=show)
     with served(offer.registry, switches.keeping, find_once, transport=switches.transport) as client:
         checks |= make(KEEPING, replace(examinee, client=client))
-    progress(total, total, "checking", "rounding and divergences")
     pair = {"arm": SERVER, "baseline": PLAIN}
-    settings = configuration(engine, runtime, "eval server", switches) | {
-        "model_id": offer.model_id,
-        "transport": client.transport,
-        "checks": " ".join(checks),
-        "checks_failed": 0,
-    }
-    return Report.build(
-        "quality",
-        started=started,
-        claims=[{"name": "identical_output", **pair}] if engine.policy == NATIVE else [],
-        environment=describe(runtime, watch, models(engine)),
-        configuration=settings,
-        arms=arms,
-        order=measured.order,
-        request=request,
-        **compare_with_plain(engine, encoded, arms),
+    return evaluation.report(
+        [{"name": "identical_output", **pair}] if engine.policy == NATIVE else [],
+        "rounding and divergences",
+        partial(compare_with_plain, engine, encoded, evaluation.arms),
+        model_id=offer.model_id,
+        transport=client.transport,
+        checks=" ".join(checks),
+        checks_failed=0,
     )
 
 

@@ -183,30 +183,19 @@ class Client:
         if self.key is not None:
             headers["authorization"] = f"Bearer {self.key}"
         data = None if body is None else json.dumps(body).encode()
-        with closing(_Connection(self.address, self.timeout_s)) as connection:
+        port = self.address if isinstance(self.address, int) else None
+        with closing(HTTPConnection(LOOPBACK, port, timeout=self.timeout_s)) as connection:
             try:
+                if isinstance(self.address, str):
+                    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                    connection.sock.settimeout(self.timeout_s)
+                    connection.sock.connect(self.address)
                 connection.request(method, path, data, headers)
                 yield connection.getresponse()
             except (OSError, HTTPException) as error:
                 raise ServerFault(
                     f"{method} {path} got no whole answer: {type(error).__name__} {error}".strip()
                 ) from error
-
-
-class _Connection(HTTPConnection):
-    """To a port of this machine, or a Unix socket."""
-
-    def __init__(self, address: int | str, timeout_s: float) -> None:
-        super().__init__(LOOPBACK, address if isinstance(address, int) else None, timeout=timeout_s)
-        self._address = address
-
-    def connect(self) -> None:
-        if isinstance(self._address, int):
-            super().connect()
-            return
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._address)
 
 
 def _read(response: HTTPResponse) -> Answered:
@@ -243,7 +232,7 @@ class Answer:
     """A whole answer, read and checked."""
 
     text: str  # as it was said, reasoning excepted
-    split: bool  # whether reasoning or calls of tools were taken out of the text
+    split: bool  # whether reasoning or calls of tools are not in the text
     finish: str  # stop or length
     usage: Usage
     provenance: Provenance

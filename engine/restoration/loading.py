@@ -15,7 +15,7 @@ from engine.networks.projector import DrafterFeatures, Projector, ProjectorConfi
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
 from engine.restoration.sources import LEARNED, Learned
-from engine.target.folder import ModelCard, card_of, read_json, weight_files
+from engine.target.folder import card_of, read_json, weight_files
 from engine.target.loading import (
     SHIPPED,
     SHIPPED_DRAFTER,
@@ -27,6 +27,7 @@ from engine.target.loading import (
     make_ready,
 )
 from engine.target.model import Target
+from evidence_format.model import Model
 from evidence_format.weights import digest
 
 SHIPPED_PROJECTOR = SHIPPED / "projector"
@@ -98,7 +99,7 @@ def load_learned(
     return Learned(features, projector, card_of(folder, files, projector))
 
 
-def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[DrafterFeatures, ModelCard]:
+def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[DrafterFeatures, Model]:
     """The features of a folder's DFlash drafter, and its card; ModelError if it holds none for the target."""
     loaded = load_drafter(folder, target, dtype)
     if not isinstance(loaded.drafter, BlockDrafter) or loaded.card is None:

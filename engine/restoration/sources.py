@@ -17,8 +17,8 @@ import mlx.core as mx
 
 from engine.networks.projector import DrafterFeatures, Projector
 from engine.restoration.sites import Site
-from engine.target.folder import ModelCard
 from engine.target.model import HiddenStateHooks, Target
+from evidence_format.model import Model
 
 LEARNED = "learned"
 Pair = tuple[mx.array, mx.array]  # keys and values of one layer, [N, width] each
@@ -31,7 +31,7 @@ class Learned:
 
     features: DrafterFeatures
     projector: Projector
-    card: ModelCard
+    card: Model
 
 
 class ModuleOutputs(HiddenStateHooks):

@@ -49,7 +49,7 @@ ERRORS = {
 }
 
 
-class Refusal(Exception):
+class Refusal(ConfigurationError):
     """Ends a request with a status and an error document; `param` is the request's wrong field."""
 
     def __init__(
@@ -62,24 +62,12 @@ class Refusal(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.param, self.code = status, param, code
         self.headers = dict(headers or {})
 
     def document(self) -> dict[str, Any]:
         kind, _ = ERRORS.get(self.status, ERRORS[400])
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-
-class FieldError(ConfigurationError):
-    """A field of a request does not go together with the model."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
-
-
-class UnsupportedError(FieldError):
-    """A field asks for something that the model's engine lacks."""
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 class ShuttingDownError(GenerationError):
@@ -97,6 +85,8 @@ def unsupported(what: str, param: str | None = None) -> Refusal:
 def refusal_of(error: EngineError, param: str | None = None) -> Refusal:
     """Turn an error of the engine into a refusal; `param` names the field where the error does not."""
     match error:
+        case Refusal():
+            return error
         case ShuttingDownError():
             return Refusal(503, str(error), code="shutting_down")
         case UnknownModel():
@@ -105,10 +95,7 @@ def refusal_of(error: EngineError, param: str | None = None) -> Refusal:
             return Refusal(500, str(error), code="model_unusable")
         case PromptError():
             return invalid(param or "messages", str(error), code="invalid_prompt")
-        case UnsupportedError():
-            return Refusal(501, str(error), param=error.field, code="unsupported_feature")
         case InputError():
-            param = error.field if isinstance(error, FieldError) else param
             return Refusal(400, str(error), param=param, code="invalid_value")
     return Refusal(500, str(error), code="generation_failed")
 
@@ -142,7 +129,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 ANSWER_FIELDS = ("annotations", "audio", "function_call")
 CONTENT_TYPES = ("image_url", "input_image", "image", "input_audio", "file", "video_url")
 UNSUPPORTED_PATHS = re.compile(
-    "/v1/(responses|embeddings|moderations|images|audio|files|batches|fine_tuning|assistants|threads)(/.*)?"
+    r"/v1/(responses|embeddings|moderations|images|audio|files|batches|fine_tuning|assistants|threads)(/|\Z)"
 )
 
 

@@ -22,7 +22,7 @@ from engine.generate import Outcome, SamplingOptions, generate_in_session
 from engine.grammar import Grammar
 from engine.registry import Channel
 from engine.sampling import Sampling
-from engine.server.schema import Drafting, UnsupportedError
+from engine.server.schema import Drafting, unsupported
 from engine.session import Session
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
@@ -167,7 +167,7 @@ def _processors(request: DecodeRequest) -> tuple[Processor, ...]:
 
 
 def check_external_request(engine: ExternalEngine, request: DecodeRequest) -> None:
-    """Raise UnsupportedError for a field that asks for more than greedy decoding."""
+    """Raise Refusal for a field that asks for more than greedy decoding."""
     asked = {
         "temperature": not request.sampling.greedy,
         "logprobs": request.logprobs is not None,
@@ -178,7 +178,7 @@ def check_external_request(engine: ExternalEngine, request: DecodeRequest) -> No
     } | dict.fromkeys(request.penalties, True)
     for name, given in asked.items():
         if given:
-            raise UnsupportedError(name, f"{name} is not supported with the engine {engine.name}")
+            raise unsupported(f"{name} with the engine {engine.name}", name)
 
 
 def decode_externally(

@@ -21,7 +21,7 @@ from engine.errors import ConfigurationError, ModelError
 from engine.external_engines.engine import ExternalEngine, open_external_engine
 from engine.grammar import Vocabulary
 from engine.registry import Located, ModelEntry
-from engine.server.schema import FieldError, UnsupportedError
+from engine.server.schema import invalid, unsupported
 from engine.server.sequence import DecodeRequest, check_external_request
 from engine.session import Session
 from engine.target.attention import refuse_policy
@@ -198,29 +198,27 @@ class LoadedModel:
         return self._drafters[word]
 
     def check(self, request: DecodeRequest) -> None:
-        """Raise FieldError for what this model cannot do."""
+        """Raise Refusal for what this model cannot do."""
         obstacle = self.obstacle(request)
         if self.external is not None and obstacle is None:
             check_external_request(self.external, request)
             return
         if self.external is not None and request.drafter == LOOKUP:
-            raise UnsupportedError("drafter", f"drafter {LOOKUP} is not supported: {obstacle}")
+            raise unsupported(f"drafter {LOOKUP} with the engine {self.external.name}", "drafter")
         drafter, block = self.drafter(request.drafter), request.block
         if block is not None and block > 1 and drafter is None:
-            raise FieldError(
+            raise invalid(
                 "block", f"block {block} needs a drafter, and this request has none; leave block out"
             )
         if block is not None and drafter is not None and block > 2 * drafter.drafter.block_size:
             most = 2 * drafter.drafter.block_size
-            raise FieldError(
-                "block", f"block {block} is more than {most}, twice what this drafter was made for"
-            )
+            raise invalid("block", f"block {block} is more than {most}, twice what this drafter was made for")
 
     def obstacle(self, request: DecodeRequest) -> str | None:
         """Say why the model's external engine cannot decode a request, so that ours does; None if it can.
 
         Raises:
-            FieldError: the KV policy does not go with the model, whichever engine decodes it.
+            Refusal: the KV policy does not go with the model, whichever engine decodes it.
         """
         policy = request.channel.policy
         try:
@@ -235,7 +233,7 @@ class LoadedModel:
                     self._checked.clear()
                 self._checked.add(policy.spec)
         except (ConfigurationError, ModelError) as error:
-            raise FieldError("kv_channel", str(error).removeprefix("--kv ")) from None
+            raise invalid("kv_channel", str(error).removeprefix("--kv ")) from None
         return None
 
     def why_off(self, request: DecodeRequest) -> str | None:

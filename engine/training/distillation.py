@@ -36,7 +36,7 @@ class LayerRows:
         key_rows: as the projection gives them, [S, T, KV heads · head dim]; value_rows likewise.
         queries: normalised, rotated and scaled, [S, heads, T, head dim].
         keys: as attention reads them, [S, KV heads, T, head dim]; values likewise.
-        sinks: scores beside the positions' [heads], or None.
+        sinks: scores next to those of positions, [heads], or None.
     """
 
     key_rows: mx.array

@@ -56,12 +56,10 @@ def train_projector(
         progress: told how far it has come.
 
     Returns:
-        The held-out figures, as in the folder's config.json under ``training``.
+        The figures that the folder's config.json has under ``training``.
 
     Raises:
-        ConfigurationError: a switch does not make sense, or a file or ``out`` cannot be used.
-        ModelError: keys and values of a layer cannot be restored, or a folder cannot be used.
-        DrafterMismatchError: the drafter was made for another target.
+        InputError: a switch makes no sense, or a folder or file cannot be used or belongs to another model.
     """
     switches.check(target.context)
     sites = sites_of(target.target.model, switches.layers_of(target.target.model))

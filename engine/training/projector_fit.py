@@ -38,7 +38,7 @@ Weights = list[dict[str, mx.array]]  # of each layer, in whitened features
 # The tokens of one text, all of the same length: from what training may see, or (True) from what is held out.
 DrawText = Callable[[Random, bool], list[int]]
 
-SHORTEST = 192  # tokens of a text: room for a fact and its question in any tokenizer
+SHORTEST = 192  # tokens of a text: a fact and its question fit in any tokenizer
 RIDGE = 1e-3
 DROPPED = 1e-5  # directions of the features with less than this share of the largest variance
 QUERIES = 96  # of each text in a step
@@ -50,29 +50,17 @@ HELD_OUT_BATCHES = 4
 
 @dataclass(frozen=True)
 class ProjectorSwitches:
-    """What the command line can set.
+    """What the command line can set."""
 
-    Attributes:
-        layers: as behind the @ of ``--kv``.
-        sink: positions at the beginning that stay as they are.
-        window: newest positions that do.
-        steps: of distillation; 0 leaves the regression as it is.
-        batches: of texts that the regression sees.
-        texts: in a batch.
-        length: tokens of a text.
-        seed: of texts, and of the queries looked at.
-        texts_file: of texts, see `engine.training.projector.file_texts`; None: generated ones.
-    """
-
-    layers: str = "full"
-    sink: int = 4
-    window: int = 64
-    steps: int = 320
-    batches: int = 20
-    texts: int = 4
-    length: int = 512
-    seed: int = 0
-    texts_file: str | None = None
+    layers: str = "full"  # as behind the @ of ``--kv``
+    sink: int = 4  # positions at the beginning that stay as they are
+    window: int = 64  # newest positions that do
+    steps: int = 320  # of distillation; 0 leaves the regression as it is
+    batches: int = 20  # of texts that the regression sees
+    texts: int = 4  # in a batch
+    length: int = 512  # tokens of a text
+    seed: int = 0  # of texts, and of the queries looked at
+    texts_file: str | None = None  # see `engine.training.projector.file_texts`; None: generated texts
 
     def check(self, context: int | None) -> None:
         """Raise ConfigurationError where a switch does not make sense for a target of that context."""
@@ -103,11 +91,7 @@ class ProjectorSwitches:
         return RestorationPlan(LEARNED, self.sink, self.window)
 
     def layers_of(self, model: Any) -> list[int]:
-        """The layers it is trained for.
-
-        Raises:
-            ConfigurationError: one that is named cannot be restored, or there are none.
-        """
+        """The layers it is trained for; ConfigurationError where one cannot be restored."""
         policy = parse_policy(f"restored:{LEARNED}:{self.sink},{self.window}@{self.layers}")
         try:
             return policy.chosen_layers(model)
@@ -163,9 +147,8 @@ class Fit:
             outputs, crossed = outputs + y.sum(axis=0), crossed + x.T @ y
             mx.eval(sums, products, outputs, crossed)
         self._mean = sums / count
-        variances, directions = mx.linalg.eigh(
-            products / count - mx.outer(self._mean, self._mean), stream=mx.cpu
-        )
+        spread = products / count - mx.outer(self._mean, self._mean)
+        variances, directions = mx.linalg.eigh(spread, stream=mx.cpu)
         kept = read_token((variances > DROPPED * variances.max()).sum())
         self._whiten = directions[:, -kept:] / mx.sqrt(variances[-kept:])  # [F, R], ascending order
         covariance = crossed / count - mx.outer(self._mean, outputs / count)

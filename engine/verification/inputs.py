@@ -162,28 +162,24 @@ def find_models(
     found: dict[str, Path] = {}
     differing: dict[str, str] = {}
     for role, model in models.items():
-        folder = given.get(role)
-        candidates = [folder] if folder is not None else list(_candidates(model, among, places))
-        digests = {each: _digest(each, strict=each == folder) for each in candidates}
-        named = [each for each in candidates if digests[each] and (each == folder or _is(each, model))]
-        claimed = f"the {role} {model.id!r}", f"weights {model.weights_sha256[:12]}…"
-        if right := [each for each in candidates if digests[each] == model.weights_sha256]:
+        folder, claim = given.get(role), f"weights {model.weights_sha256[:12]}…"
+        if folder is not None:
+            digests: dict[Path, str | None] = {folder: digest(weight_files(folder))}
+        else:
+            named = (each for each in _kept(places) if each.is_dir() and identity(each) == model.id)
+            digests = {each: _digest(each) for each in (*_shipped(), *among, *named)}
+        right = [each for each, value in digests.items() if value == model.weights_sha256]
+        wrong = [each for each, value in digests.items() if value and (folder or identity(each) == model.id)]
+        if right:
             found[role] = right[0]
-        elif named:
-            other = str(digests[named[0]])[:12]
-            differing[role] = f"the report ran {' with '.join(claimed)}, but {named[0]} has {other}…"
+        elif wrong:
+            other = f"{wrong[0]} has {str(digests[wrong[0]])[:12]}…"
+            differing[role] = f"the report ran the {role} {model.id!r} with {claim}, but {other}"
         else:
             raise ConfigurationError(
-                f"{claimed[0]} ({claimed[1]}) is not on this machine; give its folder with {FLAGS[role]}"
+                f"the {role} {model.id!r} ({claim}) is not on this machine; give its folder: {FLAGS[role]}"
             )
     return found, differing
-
-
-def _candidates(model: Model, among: Sequence[Path], places: Places) -> Iterator[Path]:
-    """Folders that may hold a model: shipped or given ones, then those of its name where models are kept."""
-    yield from _shipped()
-    yield from among
-    yield from (folder for folder in _kept(places) if _is(folder, model))
 
 
 def _shipped() -> list[Path]:
@@ -191,6 +187,7 @@ def _shipped() -> list[Path]:
 
 
 def _kept(places: Places) -> Iterator[Path]:
+    """Where this machine's owner, or the hub, puts models."""
     for name, value in places.environment.items():
         if name.startswith("KAKEYA_MODEL_") and value:
             yield Path(os.path.expanduser(value))
@@ -202,17 +199,11 @@ def _kept(places: Places) -> Iterator[Path]:
                 yield from (path for _, path in places.of(source) if path is not None)
 
 
-def _is(folder: Path, model: Model) -> bool:
-    return folder.is_dir() and identity(folder) == model.id
-
-
-def _digest(folder: Path, *, strict: bool = False) -> str | None:
-    """Digest a folder's weights; None where it holds none, unless `strict`."""
+def _digest(folder: Path) -> str | None:
+    """Digest a folder's weights; None where it holds none."""
     try:
         return digest(weight_files(folder))
     except ModelError:
-        if strict:
-            raise
         return None
 
 

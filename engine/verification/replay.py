@@ -26,70 +26,29 @@ STEP = Round(block=1, accepted=0, draft_s=0, verify_s=0)
 
 
 @dataclass(frozen=True)
-class CacheContent:
-    """What caches hold when a row has ended; see `engine.evaluation.arms.Outcome` for the fields."""
+class RowReplay:
+    """A row that was run again; what caches hold afterwards is named as in `engine.generate.Outcome`."""
 
-    classes: dict[str, int]
+    logits: mx.array  # of the claimed tokens, [n, V]
+    drafts: list[int]  # how many the drafter gave in each round
+    accepted: list[int]  # how many of them were confirmed
+    cache_classes: dict[str, int]
     resident_bytes: int
     kept: int | None
     restored: int
     kv: KVUse | None
 
-    @classmethod
-    def of(cls, caches: Sequence[Any], restored: int = 0) -> "CacheContent":
-        """What these caches hold now."""
-        classes, nbytes = resident(caches)
-        return cls(classes, nbytes, kept_positions(caches), restored, kv_use(caches))
-
-
-@dataclass(frozen=True)
-class RowReplay:
-    """A row that was run again.
-
-    Attributes:
-        logits: of the claimed tokens, [n, V].
-        drafts: how many the drafter gave in each round.
-        accepted: how many of them were confirmed.
-        caches: what they hold afterwards.
-    """
-
-    logits: mx.array
-    drafts: list[int]
-    accepted: list[int]
-    caches: CacheContent
-
 
 def native_logits(engine: Engine, prompt: Sequence[int], tokens: Sequence[int]) -> mx.array:
     """Logits of the tokens, [n, V], from one forward over all of them on mlx-lm's own caches."""
-    caches = _prefilled(engine, prompt)
-    fed = mx.array([[prompt[-1], *tokens[:-1]]], mx.int32)
-    logits, _ = engine.target.target.forward(fed, caches, None)
-    wait(logits)
-    return logits[0]
-
-
-def native_steps(
-    engine: Engine, prompt: Sequence[int], tokens: Sequence[int]
-) -> tuple[mx.array, CacheContent]:
-    """Logits of the tokens, [n, V], from one forward for each, on mlx-lm's own caches; and what these hold.
-
-    As in mlx-lm's loop there is a step for the last token too, whose outcome is not looked at.
-    """
-    caches, rows = _prefilled(engine, prompt), []
-    for token in [prompt[-1], *tokens]:
-        logits, _ = engine.target.target.forward(mx.array([[token]], mx.int32), caches, None)
-        wait(logits)
-        rows.append(logits[0])
-    return mx.concatenate(rows[:-1]), CacheContent.of(caches)
-
-
-def _prefilled(engine: Engine, prompt: Sequence[int]) -> list[Any]:
-    """mlx-lm's caches with all of a prompt but its last token."""
     caches: list[Any] = make_prompt_cache(engine.target.target.model)
     for part in _chunks(engine, prompt):
         engine.target.target.forward(mx.array([part], mx.int32), caches, None)
         wait([cache.state for cache in caches])
-    return caches
+    fed = mx.array([[prompt[-1], *tokens[:-1]]], mx.int32)
+    logits, _ = engine.target.target.forward(fed, caches, None)
+    wait(logits)
+    return logits[0]
 
 
 def _chunks(engine: Engine, prompt: Sequence[int]) -> list[Sequence[int]]:
@@ -149,13 +108,21 @@ def replay(
             drafts.append(len(proposed))
             accepted.append(_confirmed(proposed, tokens[done + 1 :], found))
             done += kept
+        classes, nbytes = resident(session.caches)
         return RowReplay(
-            mx.concatenate(logits), drafts, accepted, CacheContent.of(session.caches, session.restored)
+            logits=mx.concatenate(logits),
+            drafts=drafts,
+            accepted=accepted,
+            cache_classes=classes,
+            resident_bytes=nbytes,
+            kept=kept_positions(session.caches),
+            restored=session.restored,
+            kv=kv_use(session.caches),
         )
 
 
 def _forward(session: Session, fed: Sequence[int], kept: int) -> mx.array:
-    """Logits [N, V] of the tokens fed, of which the first are kept."""
+    """Logits [N, V] of the tokens fed; the first ones are kept."""
     carried = session.carried
     session.transaction.begin(len(carried) + len(fed))
     logits, rows = session.forward(mx.array([[*carried, *fed]], mx.int32))

@@ -7,11 +7,12 @@ is measured here. Times are not looked at: nothing tells how fast another machin
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from secrets import randbits
 from time import monotonic
+from typing import Any
 
 import mlx.core as mx
 
@@ -19,14 +20,15 @@ from engine.cache.batch import RaggedKV
 from engine.cache.policy import NATIVE, parse_policy
 from engine.config import Engine
 from engine.device import Runtime
-from engine.evaluation.arms import OUR_LOOP
+from engine.evaluation.arms import OUR_LOOP, plain
 from engine.evaluation.environment import LoadWatch, describe
 from engine.evaluation.kv import NO_NEEDLE, examine, held_after
 from engine.evaluation.measure import Progress, under
 from engine.evaluation.measure import models as cards_of
 from engine.evaluation.report import now, stamp
+from engine.evaluation.rounding import Run, block_error
+from engine.generate import Outcome
 from engine.registry import Places
-from engine.target.folder import ModelCard
 from engine.verification.inputs import (
     EncodedPrompt,
     RunSettings,
@@ -36,17 +38,15 @@ from engine.verification.inputs import (
     read_report,
 )
 from engine.verification.replay import (
-    CacheContent,
     RowReplay,
     gaps,
     largest_difference,
     native_logits,
-    native_steps,
     policy_steps,
     replay,
 )
 from engine.verification.rows import check_row, check_set, differences, finding, name_of
-from evidence_format.model import Arm, Report, ReportRequest, Sample
+from evidence_format.model import Arm, Model, Report, ReportRequest, Sample
 from evidence_format.verification import (
     Draw,
     ReplayedRow,
@@ -79,7 +79,7 @@ ArmRow = tuple[Arm, Sample]
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What the command line can set about a replay; a `seed` of None is taken from the system."""
+    """What the command line can set about a replay; a `seed` of None is drawn by the system."""
 
     sample: int
     seed: int | None
@@ -227,7 +227,7 @@ class _Replayer:
         self._arms_run: set[str] = set()
 
     @property
-    def cards(self) -> dict[str, ModelCard]:
+    def cards(self) -> dict[str, Model]:
         """The models that ran."""
         return {role: card for engine in self._engines.values() for role, card in cards_of(engine).items()}
 
@@ -268,10 +268,8 @@ class _Replayer:
         cards = self.cards
         for role, model in self._report.environment.models.items():
             if role in cards:
-                card = asdict(cards[role])
-                yield from differences(
-                    role, "models", model.model_dump(include=CARD), {name: card[name] for name in CARD}
-                )
+                own = cards[role].model_dump(include=CARD)
+                yield from differences(role, "models", model.model_dump(include=CARD), own)
         settings = self._settings
         stop_texts = settings.stop or () if settings.command == "generate" else ()
         for arm in self._report.arms:
@@ -286,7 +284,7 @@ class _Replayer:
         return self._emptied if arm.control == NO_NEEDLE else self._prompts
 
     def _engine_of(self, arm: Arm) -> Engine:
-        """The engine under an arm's policy; at block 1 without its drafter, so without room for blocks."""
+        """The engine under an arm's policy; at block 1 without its drafter, so without space for blocks."""
         policy = parse_policy(arm.system.kv)
         if policy.spec not in self._engines:
             native = replace(self._engine, policy=NATIVE, restoration=None)
@@ -328,41 +326,42 @@ class _Replayer:
 
     def _run(self, row: _Row) -> None:
         """Run the models over a row; the first row drawn of an arm as it was run, whatever it was."""
+        engine, prompt, tokens = row.run
         first = row.drawn and row.arm.name not in self._arms_run
         self._arms_run.add(row.arm.name)
         drafter = self._engine.drafter.drafter if self._engine.drafter else None
-        steps, caches = None, None
         if row.sample.drafted_blocks or not row.native or (first and row.arm.system.loop == OUR_LOOP):
             row.replayed = replay(*row.run, row.sample.rounds, drafter if row.sample.drafted_blocks else None)
-            steps, caches = row.replayed.logits, row.replayed.caches
+            self.findings.extend(self._check_caches(row, row.replayed))
         elif first:
-            steps, caches = native_steps(*row.run)
-        if caches is not None:
-            self.findings.extend(self._check_caches(row, caches))
+            decoded = plain(engine.target, prompt, len(tokens), engine.options.prefill_chunk)
+            self.findings.extend(self._check_caches(row, decoded))
         if row.native:
-            row.gaps = self._native_gaps(row, steps if first else None)
-        elif steps is not None:
-            row.gaps = gaps(steps, row.sample.tokens)
+            row.gaps = self._native_gaps(row, row.replayed.logits if first and row.replayed else None)
+        elif row.replayed is not None:
+            row.gaps = gaps(row.replayed.logits, tokens)
             self.findings.extend(_check_distortion(row))
 
     def _native_gaps(self, row: _Row, steps: mx.array | None = None) -> list[float]:
-        """The gaps of a native row by one forward; `steps`: its logits otherwise, for the rounding."""
+        """The gaps of a native row by one forward; `steps`: its logits by rounds, for the rounding."""
         if row.text not in self._gaps or steps is not None:
             logits = native_logits(*row.run)
             self._gaps[row.text] = gaps(logits, row.sample.tokens)
             if steps is not None:
-                self._note_rounding(row, logits, steps)
+                error = largest_difference(logits, steps)
+                self._errors[row.policy] = max(self._errors.get(row.policy, 0.0), error)
         return self._gaps[row.text]
 
     def _measure_rounding(self, row: _Row) -> None:
         """How differently the model rounds in the forwards that a row is judged by, and step by step."""
+        engine, prompt, tokens = row.run
         if row.native:
-            self._note_rounding(row, native_logits(*row.run), native_steps(*row.run)[0])
+            whole = Run(prompt, tokens, [(len(tokens), len(tokens) - 1)])  # one block against single tokens
+            error = block_error(engine.target, [whole], engine.options.prefill_chunk)["max_abs_logit_error"]
         else:
-            self._note_rounding(row, replay(*row.run, row.sample.rounds, None).logits, policy_steps(*row.run))
-
-    def _note_rounding(self, row: _Row, one: mx.array, other: mx.array) -> None:
-        self._errors[row.policy] = max(self._errors.get(row.policy, 0.0), largest_difference(one, other))
+            by_rounds = replay(*row.run, row.sample.rounds, None).logits
+            error = largest_difference(by_rounds, policy_steps(*row.run))
+        self._errors[row.policy] = max(self._errors.get(row.policy, 0.0), error)
 
     def _check_tokens(self, row: _Row, missing: Sequence[float]) -> Tokens:
         """Every token is the target's best, or within rounding of it."""
@@ -415,30 +414,30 @@ class _Replayer:
             self.findings.append(finding(row.name, "rounds", message))
         return rounds
 
-    def _check_caches(self, row: _Row, found: CacheContent) -> Iterator[ReplayFinding]:
+    def _check_caches(self, row: _Row, found: RowReplay | Outcome) -> Iterator[ReplayFinding]:
         """The caches are those that the row names, and hold as much."""
         said = row.sample
         if RaggedKV.__name__ in said.cache.classes or self._settings.command == "eval server":
-            return  # merged caches, of which a row states its share
-        cache, resident = said.cache, TOLERANCES.resident
-        if cache.resident_bytes < (1 - resident) * found.resident_bytes:
-            names = {"resident_bytes": cache.resident_bytes}
-            yield from differences(row.name, "memory", names, {"resident_bytes": found.resident_bytes})
-        yield from differences(
-            row.name,
-            "memory",
-            {
-                "caches": cache.classes,
-                "kept_positions": said.kept_positions,
-                "restored_positions": said.restored_positions or 0,
-            },
-            {"caches": found.classes, "kept_positions": found.kept, "restored_positions": found.restored},
-        )
+            return  # a row states its share of merged caches
+        reported: dict[str, Any] = {
+            "caches": said.cache.classes,
+            "kept_positions": said.kept_positions,
+            "restored_positions": said.restored_positions or 0,
+        }
+        computed: dict[str, Any] = {
+            "caches": found.cache_classes,
+            "kept_positions": found.kept,
+            "restored_positions": found.restored,
+        }
+        if said.cache.resident_bytes < (1 - TOLERANCES.resident) * found.resident_bytes:
+            reported["resident_bytes"] = said.cache.resident_bytes
+            computed["resident_bytes"] = found.resident_bytes
         if (kv := said.kv) is not None and (own := found.kv) is not None:
-            yield from differences(row.name, "memory", {"kv.layers": kv.layers}, {"kv.layers": own.layers})
-            sizes = {"kv.values": own.values, "kv.bytes": own.nbytes}
-            names = {"kv.values": kv.values, "kv.bytes": kv.bytes}
-            yield from differences(row.name, "memory", names, sizes, resident)
+            reported["kv.layers"], computed["kv.layers"] = kv.layers, own.layers
+            sizes = {"kv.values": kv.values, "kv.bytes": kv.bytes}
+            held = {"kv.values": own.values, "kv.bytes": own.nbytes}
+            yield from differences(row.name, "memory", sizes, held, TOLERANCES.resident)
+        yield from differences(row.name, "memory", reported, computed)
 
 
 def _check_distortion(row: _Row) -> Iterator[ReplayFinding]:

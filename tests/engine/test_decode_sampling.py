@@ -36,6 +36,7 @@ VOCAB = 4
 SMALL = {"vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
 PROMPT = [0, 1, 2, 3, 1, 0, 2, 1]  # every token has a successor to look up
 DRAWS = 500
+MANY_DRAWS = 6000
 MORE_DRAWS = 800  # of `Certain` at COLD these tell 5/4 of the right confirmations by six standard deviations
 HOT, FILTERED = Sampling(temperature=1.0), Sampling(temperature=0.7, top_p=0.9)
 COLD = Sampling(temperature=0.3)
@@ -149,7 +150,7 @@ class Seams(DraftLength):
 PACES: dict[str, Callable[[], DraftLength]] = {
     **{f"block {block}": partial(FixedDraftLength, block) for block in (2, 3, 4)},
     "plain": partial(FixedDraftLength, 1),
-    "auto": partial(AdaptiveDraftLength, 4, nominal=True),
+    "auto": partial(AdaptiveDraftLength, 4, (2, 3, 4), nominal=True),
     "seams": Seams,
 }
 
@@ -231,6 +232,29 @@ def test_three_tokens_have_the_targets_joint_distribution(
     kind: str, sampling: Sampling, draft_length: str, draws: int
 ):
     assert_drawn_from(triples(kind, sampling, draft_length, draws), exact(sampling))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("kind", "sampling", "draft_length"),
+    [
+        ("dflash", HOT, "block 2"),
+        ("dflash", FILTERED, "block 4"),
+        ("dflash-near", HOT, "block 4"),
+        ("dflash-near", Sampling(temperature=1.3, min_p=0.1), "seams"),
+        ("dflash2", HOT, "block 3"),
+        ("dflash2", COLD, "block 4"),
+        ("prompt-lookup", FILTERED, "block 4"),
+        ("prompt-lookup+dflash", HOT, "auto"),
+        ("autoregressive", Sampling(temperature=0.9, top_k=3), "block 4"),
+        ("certain", COLD, "block 4"),
+    ],
+    ids=str,
+)
+def test_many_draws_have_the_targets_joint_distribution(kind: str, sampling: Sampling, draft_length: str):
+    """Twelve times the draws of the slow cases, so that smaller errors show."""
+    assert_drawn_from(triples(kind, sampling, draft_length, MANY_DRAWS, seed=5), exact(sampling))
 
 
 @pytest.mark.sampled(0, 4)

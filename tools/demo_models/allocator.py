@@ -1,7 +1,7 @@
 """Keep freed memory in the process on Linux, for training only.
 
 Each training step allocates and frees the same large arrays; by default glibc returns them to the kernel,
-which clears the pages anew: about a tenth of a step. Does nothing on other systems.
+which has to clear the pages again: about a tenth of a step. Does nothing on other systems.
 """
 
 from __future__ import annotations
@@ -21,6 +21,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # another C library
         return False
-    wishes = ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 2**28))
-    answers = [mallopt(parameter, value) for parameter, value in wishes]
-    return answers == [1] * len(wishes)
+    settings = ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 2**28))
+    answers = [mallopt(parameter, value) for parameter, value in settings]
+    return answers == [1] * len(settings)

@@ -1,10 +1,10 @@
 """Training the demo proposer: a masked diffusion model that learns the target's own greedy continuations.
 
 The drafter shows it the last tokens of a text with a block of masks behind them, some already filled, and
-every row sees every row. One forward for one block is dear, so most of the training folds many blocks into
-one: the context is cut at the anchors, a row of it sees its own stretch and those before, and a block sees
-the context before its anchor and itself. The last part of the training lays out one block a row, as
-the drafter does. Both are one forward over a canvas of tokens, positions and what sees what.
+every row sees every row. One forward for one block is expensive, so most of the training folds many blocks
+into one: the context is cut at the anchors, a row of it sees its own stretch and those before, and a block
+sees the context before its anchor and itself. The last part of the training lays out one block a row, as the
+drafter does. Both are one forward over a canvas of tokens, positions and what sees what.
 
 Covers configuration, canvas, forward and loss; the data comes from `selfplay`, the loop from `trainer`.
 """

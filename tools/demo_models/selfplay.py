@@ -52,18 +52,18 @@ class Continuations:
 
 
 def draw_prompt(
-    rng: random.Random, tokenizer: DemoTokenizer, room: int, lexicon: Lexicon
+    rng: random.Random, tokenizer: DemoTokenizer, left: int, lexicon: Lexicon
 ) -> tuple[int, list[int]]:
     """A kind and the prompt of a training document, cut where a continuation is wanted."""
     kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
-    if kind == RETRIEVAL and room < 200:
+    if kind == RETRIEVAL and left < 200:
         kind = CHAT
     if kind == CODE:
         tokens, _ = encode(tokenizer, program_document(rng, lexicon))
         return kind, tokens[: round(len(tokens) * rng.uniform(0.1, 0.6))]
     if kind == RETRIEVAL:
         facts = rng.randint(2, 8)
-        length = rng.randint(min(room, 96 + 24 * facts), room)
+        length = rng.randint(min(left, 96 + 24 * facts), left)
         tokens, weights = encode(
             tokenizer, retrieval.document(rng, lexicon, tokenizer.count, length=length, facts=facts)
         )
@@ -137,8 +137,8 @@ def _step(
         if index in taps:
             tapped.append(h[:, 0])
     logits = model.model.embed_tokens.as_linear(model.model.norm(h))
-    taken = mx.concatenate(tapped, axis=-1) if tapped else mx.zeros((rows, 0))
-    return mx.argmax(logits[:, 0], axis=-1), taken.astype(mx.float16)
+    states = mx.concatenate(tapped, axis=-1) if tapped else mx.zeros((rows, 0))
+    return mx.argmax(logits[:, 0], axis=-1), states.astype(mx.float16)
 
 
 def continue_greedily(

@@ -41,7 +41,7 @@ def last_json(out: str) -> dict[str, Any]:
     return json.loads(out.strip().splitlines()[-1])
 
 
-def test_the_checks_the_answers_and_a_report_that_the_gate_accepts(capsys, small: list[str], tmp_path: Path):
+def test_checks_pass_and_the_gate_accepts_the_report(capsys, small: list[str], tmp_path: Path):
     report = tmp_path / "s.json"
     code, out, err = call(capsys, *small, "--report", str(report))
     assert code == 0, err

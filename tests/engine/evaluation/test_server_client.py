@@ -54,7 +54,7 @@ def document(body: bytes, status: str = "200 OK", kind: str = "application/json"
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix"])
-def test_a_request_carries_the_key_and_its_answer_is_read(transport: str):
+def test_request_carries_the_key_and_answer_is_read(transport: str):
     with answering(document(b'{"a": 1}', "404 Not Found"), transport) as (client, heard):
         assert client.transport == transport
         reply = client.post("/v1/x", {"b": [2]})
@@ -76,7 +76,7 @@ def test_what_is_no_json_is_handed_on_as_text():
         assert client.get("/metrics").body == "kakeya_x 1\n"
 
 
-def test_a_stream_is_read_event_by_event_and_its_comments_are_not():
+def test_stream_is_read_by_events_without_comments():
     events = b'data: {"n": 1}\n\n: waiting\n\ndata: {"n": 2}\n\ndata: [DONE]\n\n'
     with answering(STREAM + events) as (client, _):
         assert list(client.stream("/v1/x", {})) == [{"n": 1}, {"n": 2}, None]
@@ -121,9 +121,7 @@ def test_a_unix_socket_is_gone_with_its_folder():
     assert not Path(str(path)).parent.exists()
 
 
-def test_a_long_temporary_folder_is_named_from_where_the_process_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_long_socket_path_is_made_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     work, temporary = tmp_path / ("long" * 30) / "work", tmp_path / ("long" * 30) / "tmp"
     for folder in (work, temporary):
         folder.mkdir(parents=True)

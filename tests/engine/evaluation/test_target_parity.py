@@ -45,9 +45,7 @@ def compared(target: LoadedTarget, tmp_path: Path, **changes: Any) -> Parity:
 
 
 @pytest.mark.slow
-def test_blocks_agree_with_single_tokens_also_after_parts_were_rolled_back(
-    target: LoadedTarget, tmp_path: Path
-):
+def test_blocks_equal_single_tokens_across_rollbacks(target: LoadedTarget, tmp_path: Path):
     parity = compared(target, tmp_path)
     assert parity.passed
     assert (parity.tolerance, parity.dtype) == (1e-3, "float32")
@@ -115,7 +113,7 @@ def reported(**switches: Any) -> dict[str, Any]:
     return check(measure_parity(ParitySwitches(**switches), prepare(), progress=quiet)[1])
 
 
-def test_the_report_of_stored_outputs_is_accepted_and_names_both_sides():
+def test_report_of_stored_outputs_names_both_sides():
     document = reported(golden=DATA / "full", reference="dflash 0.1.0 (torch)")
     assert judge(json.dumps(document).encode()).violations == ()
     assert document["claims"] == [{"name": "parity", "at_most": 1e-4}]
@@ -145,7 +143,7 @@ def test_a_failed_comparison_is_reported_and_rejected():
     assert "PARITY_TOLERANCE" in codes
 
 
-def test_the_report_of_a_target_names_mlx_lm_and_the_model(folders: tuple[Path, Path], tmp_path: Path):
+def test_report_of_a_target_names_mlx_lm_and_the_model(folders: tuple[Path, Path], tmp_path: Path):
     prompts = str(write(tmp_path / "p.jsonl", {"id": "a-1", "prompt": "x = 1\n" * 4}))
     document = reported(target=True, model=folders[0], prompts=prompts, max_tokens=16)
     assert judge(json.dumps(document).encode()).violations == ()
@@ -154,7 +152,7 @@ def test_the_report_of_a_target_names_mlx_lm_and_the_model(folders: tuple[Path, 
     assert all(row["hidden_max_abs"] is None for row in document["parity"]["rounds"])
 
 
-def test_the_references_digest_is_that_of_its_files_and_its_name_what_the_cases_say(tmp_path: Path):
+def test_reference_has_its_files_digest_and_the_cases_name(tmp_path: Path):
     one, both = (compare_all(folder)[1] for folder in (DATA / "full", DATA))
     assert one.sha256 != both.sha256
     assert one.implementation == "unknown"

@@ -39,7 +39,7 @@ ROUND = RunLengths(0, block=6, headroom=8)
 
 
 def total(kinds: list[LayerBytes]) -> int:
-    return sum(kind.nbytes for kind in kinds)
+    return sum(kind.bytes for kind in kinds)
 
 
 def predicted(family: str, policy: str, run: RunLengths) -> int:

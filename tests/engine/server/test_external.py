@@ -14,7 +14,7 @@ from engine.external_engines.loops import ENGINES
 from engine.external_engines.strategies import ExternalLoop, LoopEntry
 from engine.target.loading import SHIPPED_TARGET, LoadedTarget
 from tests.engine.external_engines import small
-from tests.engine.server.door import KEY, Door, opened
+from tests.engine.server.raw_server import KEY, RawServer, opened
 
 REGISTRY = f"""
 default = "demo"
@@ -61,40 +61,40 @@ def open_small(target: LoadedTarget, drafter: Path | None, block: int | None) ->
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawServer]:
     file = tmp_path_factory.mktemp("registry") / "models.toml"
     file.write_text(REGISTRY)
     with pytest.MonkeyPatch.context() as patched:
         entry = LoopEntry("mlx_lm", "nothing", open_small, drafts=False)
         patched.setitem(ENGINES, "hookless", entry)
         patched.setitem(ENGINES, "silent", LoopEntry("mlx_lm", "nothing", open_small))
-        with opened(file) as door:
-            yield door
+        with opened(file) as raw_server:
+            yield raw_server
 
 
-def asked(door: Door, model: str, **fields: Any) -> requests.Response:
+def asked(raw_server: RawServer, model: str, **fields: Any) -> requests.Response:
     return requests.post(
-        f"http://127.0.0.1:{door.port}/v1/completions",
+        f"http://127.0.0.1:{raw_server.port}/v1/completions",
         headers={"authorization": f"Bearer {KEY}"},
         json={"model": model, "prompt": PROMPT, "max_tokens": 24, "return_token_ids": True} | fields,
         timeout=60,
     )
 
 
-def provenance(door: Door, model: str, **fields: Any) -> dict[str, Any]:
-    reply = asked(door, model, **fields)
+def provenance(raw_server: RawServer, model: str, **fields: Any) -> dict[str, Any]:
+    reply = asked(raw_server, model, **fields)
     assert reply.status_code == 200, reply.text
     return dict(reply.json()["x_kakeya"])
 
 
-def test_our_engine_is_named(served: Door):
+def test_our_engine_is_named(served: RawServer):
     how = provenance(served, "demo")
     assert how["engine"] == "kakeya"
     assert "fallback_from" not in how
     assert "cache_strategy" not in how
 
 
-def test_an_engine_that_does_not_draft_says_so(served: Door):
+def test_an_engine_that_does_not_draft_says_so(served: RawServer):
     how = provenance(served, "plain@rotated4")
     assert (how["engine"], how["cache_strategy"], how["drafter"]) == ("mlx-lm", "keyword", None)
     assert (how["speculation"], how["acceptance_length"]) == (False, None)
@@ -103,7 +103,7 @@ def test_an_engine_that_does_not_draft_says_so(served: Door):
 
 
 @pytest.mark.parametrize("channel", ["native", "rotated4"])
-def test_drafts_of_an_external_engine_are_told_as_it_counts_them(served: Door, channel: str):
+def test_drafts_of_an_external_engine_are_told_as_it_counts_them(served: RawServer, channel: str):
     how = provenance(served, f"drafting@{channel}")
     assert (how["engine"], how["cache_strategy"]) == ("mlx-lm-speculative", "keyword")
     assert how["drafter"] == SHIPPED_TARGET.name
@@ -114,13 +114,13 @@ def test_drafts_of_an_external_engine_are_told_as_it_counts_them(served: Door, c
     assert how["token_ids"] == provenance(served, f"demo@{channel}", drafter="none")["token_ids"]
 
 
-def test_an_engine_that_reports_no_rounds_has_no_acceptance_length(served: Door):
+def test_an_engine_that_reports_no_rounds_has_no_acceptance_length(served: RawServer):
     how = provenance(served, "silent")
     assert (how["drafter"], how["acceptance_length"], how["verify_rounds"]) == (SHIPPED_TARGET.name, None, 0)
     assert how["why_off"] == "the engine silent reports no verify rounds"
 
 
-def test_an_engine_without_a_hook_decodes_natively(served: Door):
+def test_an_engine_without_a_hook_decodes_natively(served: RawServer):
     how = provenance(served, "hookless")
     assert (how["engine"], how["cache_strategy"], how["cache_classes"]) == ("hookless", "native", {})
     assert "fallback_from" not in how
@@ -130,7 +130,7 @@ def test_an_engine_without_a_hook_decodes_natively(served: Door):
     ("channel", "classes"), [("rotated4", {"CodedKV": 9}), ("sink-window-256", {"SlidingRing": 9})]
 )
 def test_without_a_hook_other_policies_are_decoded_plainly(
-    served: Door, channel: str, classes: dict[str, int], caplog: pytest.LogCaptureFixture
+    served: RawServer, channel: str, classes: dict[str, int], caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
     how = provenance(served, f"hookless@{channel}")
@@ -144,7 +144,7 @@ def test_without_a_hook_other_policies_are_decoded_plainly(
     assert said[0].endswith("decoding plainly")
 
 
-def test_the_fallback_keeps_sessions_and_samples(served: Door):
+def test_the_fallback_keeps_sessions_and_samples(served: RawServer):
     prompt = "def fallback_of_sessions(first, second):\n    return"
     first = provenance(served, "hookless@rotated4", prompt=prompt, temperature=1.0, seed=3)
     again = provenance(served, "hookless@rotated4", prompt=prompt, temperature=1.0, seed=3)
@@ -152,7 +152,7 @@ def test_the_fallback_keeps_sessions_and_samples(served: Door):
     assert again["token_ids"] == first["token_ids"]
 
 
-def test_a_policy_that_a_request_spells_out_falls_back_too(served: Door):
+def test_a_policy_that_a_request_spells_out_falls_back_too(served: RawServer):
     how = provenance(served, "hookless", kv_channel="affine:6,64")
     assert (how["kv_policy"], how["fallback_from"]) == ("affine:6,64@all", "hookless")
 
@@ -168,13 +168,13 @@ def test_a_policy_that_a_request_spells_out_falls_back_too(served: Door):
     ],
 )
 def test_what_neither_engine_does_is_refused_by_name(
-    served: Door, model: str, fields: dict[str, Any], status: int, param: str
+    served: RawServer, model: str, fields: dict[str, Any], status: int, param: str
 ):
     reply = asked(served, model, **fields)
     assert (reply.status_code, reply.json()["error"]["param"]) == (status, param)
 
 
-def test_a_stream_says_the_same(served: Door):
+def test_a_stream_says_the_same(served: RawServer):
     reply = asked(served, "hookless@rotated4", stream=True)
     last = reply.text.strip().split("\n\n")[-2]
     assert '"fallback_from":"hookless"' in last

@@ -14,7 +14,7 @@ import requests
 from engine.cli.serve import command
 from engine.errors import ConfigurationError
 from tests.engine.server.conftest import start
-from tests.engine.server.door import KEY, Door, opened
+from tests.engine.server.raw_server import KEY, RawServer, opened
 
 OPEN = """
 default = "demo"
@@ -33,23 +33,23 @@ PROMPT = "class BaseProject:"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawServer]:
     file = tmp_path_factory.mktemp("registry") / "models.toml"
     file.write_text(OPEN)
-    with opened(file) as door:
-        yield door
+    with opened(file) as raw_server:
+        yield raw_server
 
 
-def call(door: Door, path: str, **fields: Any) -> requests.Response:
-    headers, url = {"authorization": f"Bearer {KEY}"}, f"http://127.0.0.1:{door.port}/v1/{path}"
+def call(raw_server: RawServer, path: str, **fields: Any) -> requests.Response:
+    headers, url = {"authorization": f"Bearer {KEY}"}, f"http://127.0.0.1:{raw_server.port}/v1/{path}"
     if not fields:
         return requests.get(url, headers=headers, timeout=60)
     body = {"model": "demo", "prompt": PROMPT, "max_tokens": 6} | fields
     return requests.post(url, headers=headers, json=body, timeout=60)
 
 
-def provenance(door: Door, **fields: Any) -> dict[str, Any]:
-    reply = call(door, "completions", **fields)
+def provenance(raw_server: RawServer, **fields: Any) -> dict[str, Any]:
+    reply = call(raw_server, "completions", **fields)
     assert reply.status_code == 200, reply.text
     return dict(reply.json()["x_kakeya"])
 
@@ -65,14 +65,16 @@ def provenance(door: Door, **fields: Any) -> dict[str, Any]:
         ({"kv_channel": "sink-window:4,512"}, "sink-window:4,512@all", 0),
     ],
 )
-def test_a_policy_within_the_bounds_is_used(served: Door, fields: dict[str, Any], policy: str, coded: int):
+def test_a_policy_within_the_bounds_is_used(
+    served: RawServer, fields: dict[str, Any], policy: str, coded: int
+):
     how = provenance(served, **fields)
     assert (how["kv_channel"], how["kv_policy"]) == (policy, policy)
     assert how["cache_classes"].get("CodedKV", 0) == coded
     assert sum(how["cache_classes"].values()) == 9
 
 
-def test_a_channel_of_the_registry_file_is_used(served: Door):
+def test_a_channel_of_the_registry_file_is_used(served: RawServer):
     how = provenance(served, kv_channel="fine")
     assert (how["kv_channel"], how["kv_policy"]) == ("fine", "lattice:e8,152@inner:1")
 
@@ -96,7 +98,7 @@ def test_a_channel_of_the_registry_file_is_used(served: Door):
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_other_policies_are_refused_with_those_allowed(
-    served: Door, kv_channel: str, says: list[str], *, stream: bool
+    served: RawServer, kv_channel: str, says: list[str], *, stream: bool
 ):
     reply = call(served, "completions", kv_channel=kv_channel, stream=stream)
     error = reply.json()["error"]
@@ -106,19 +108,19 @@ def test_other_policies_are_refused_with_those_allowed(
         assert text in error["message"]
 
 
-def test_an_id_and_a_field_that_differ_are_refused(served: Door):
+def test_an_id_and_a_field_that_differ_are_refused(served: RawServer):
     reply = call(served, "completions", model="demo@lattice:e8,10", kv_channel="lattice:e8,11")
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "kv_channel")
 
 
 def test_a_registry_without_bounds_allows_channels_alone(tmp_path: Path):
     (tmp_path / "models.toml").write_text(CLOSED)
-    with opened(tmp_path / "models.toml") as door:
-        assert provenance(door, kv_channel="fine")["kv_channel"] == "fine"
-        reply = call(door, "completions", kv_channel="lattice:e8,10")
+    with opened(tmp_path / "models.toml") as raw_server:
+        assert provenance(raw_server, kv_channel="fine")["kv_channel"] == "fine"
+        reply = call(raw_server, "completions", kv_channel="lattice:e8,10")
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "kv_channel")
         assert "of policies, requests may ask for none" in reply.json()["error"]["message"]
-        assert call(door, "models").json()["data"][0]["x_kakeya"]["kv_policies"] == []
+        assert call(raw_server, "models").json()["data"][0]["x_kakeya"]["kv_policies"] == []
 
 
 @pytest.mark.slow
@@ -141,7 +143,7 @@ def test_an_option_of_serve_that_is_no_range_is_refused(text: str):
         command.main(["--check", "--allow-kv", text], standalone_mode=False)
 
 
-def test_sessions_are_kept_for_the_exact_policy(served: Door):
+def test_sessions_are_kept_for_the_exact_policy(served: RawServer):
     prompt = "def policy_of_sessions(first, second, third):\n    return first"
     cached = [
         provenance(served, prompt=prompt, kv_channel=policy)["cached_tokens"] > 0
@@ -156,7 +158,7 @@ def test_sessions_are_kept_for_the_exact_policy(served: Door):
     assert cached == [False, True, False, False, True]
 
 
-def test_an_id_with_a_policy_has_a_card(served: Door):
+def test_an_id_with_a_policy_has_a_card(served: RawServer):
     card = call(served, "models/demo@lattice:e8,10").json()
     assert (card["id"], card["x_kakeya"]["kv_channel"]) == ("demo@lattice:e8,10", "lattice:e8,10@inner:2")
     assert "lattice:e8,8..64@inner:0..4" in card["x_kakeya"]["kv_policies"]

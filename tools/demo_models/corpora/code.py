@@ -1,4 +1,4 @@
-"""Python-like programs from our own templates: long, different in every draw, and predictable once begun.
+"""Python-like programs from our own templates: long, different in every draw, predictable after a while.
 
 Each template turns one `Subject` into a whole program. `TRAINING_TEMPLATES` and `HELD_OUT_TEMPLATES` are
 disjoint; evaluation also takes its words from the held-out lexicon. The programs are text to model, never

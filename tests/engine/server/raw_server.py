@@ -1,4 +1,4 @@
-"""A door to knock at: the real server at a socket of this process, and requests as raw bytes."""
+"""The real server at a socket of this process, and requests as raw bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JSON_TYPE = "Content-Type: application/json"
 
 
 @dataclass(frozen=True)
-class Door:
+class RawServer:
     """A server that listens."""
 
     port: int
@@ -62,7 +62,7 @@ class Door:
 
 
 @contextmanager
-def opened(registry: Path | None = None) -> Iterator[Door]:
+def opened(registry: Path | None = None) -> Iterator[RawServer]:
     """A server of the shipped registry, or of another, whose bodies have little time."""
     serving = ServerSettings(port=0, keys=(KEY,), largest_body=2**20)
     models = Registry.load(registry)
@@ -79,7 +79,7 @@ def opened(registry: Path | None = None) -> Iterator[Door]:
         server = HttpServer(config, service, grace_s=5)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
-        yield Door(listening.getsockname()[1])
+        yield RawServer(listening.getsockname()[1])
         server.should_exit = True
         thread.join(10)
     scheduler.stop()
