@@ -1,4 +1,4 @@
-"""Acceptance: how many drafts the target confirms, and the token that follows. Pure; caches move elsewhere.
+"""Acceptance: which tokens follow rows of logits, and how many drafts the target confirms.
 
 Row i of the verify forward holds the target's logits after block row i, and p_i is its distribution there.
 
@@ -11,25 +11,40 @@ token is drawn from p_a itself. A draft that was chosen, not drawn, has q_i = 1 
 emitted tokens are distributed exactly as the target's own. All of it is in graph: the host reads one array.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from engine.drafters.base import Draft
+from engine.logprobs import Logprobs, TokenLogprob
 from engine.sampling import Sampler
 from engine.stops import Stops
+
+Processor = Callable[[mx.array, mx.array], mx.array]  # tokens so far [N], logits [1, V] → logits [1, V]
 
 
 def likeliest(logits: mx.array) -> mx.array:
     """The most likely token of each row [..., V], int32 [...], as mlx-lm's greedy decoding takes it.
 
     mlx-lm compares log-probabilities in the model's own precision, where in 16 bits different logits may
-    become equal and the first of them is taken.
+    become equal and the first of them wins.
     """
     if logits.dtype != mx.float32:
         logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     return mx.argmax(logits, axis=-1).astype(mx.int32)
+
+
+def next_token(logits: mx.array, sampler: Sampler | None) -> mx.array:
+    """The token after each row of logits [N, V], int32 [N]."""
+    return likeliest(logits) if sampler is None else sampler.draw(sampler.distribution(logits))
+
+
+def pack(draft: Draft, logits: mx.array, sampler: Sampler | None) -> mx.array:
+    """Everything the host needs of a round, as one array: see `pack_greedy`."""
+    if sampler is None:
+        return pack_greedy(draft.tokens, logits)
+    return pack_sampled(draft, logits, sampler)
 
 
 def pack_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
@@ -51,17 +66,15 @@ def pack_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
 def pack_sampled(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
     """As `pack_greedy`, by rejection sampling.
 
-    Args:
-        draft: the drafts and what they were drawn from.
-        logits: the target's logits over the block, [B, V].
-        sampler: the target's sampler; the drafts have to be drawn independently of its next numbers.
+    The drafts have to be drawn independently of the sampler's next numbers.
     """
     count = len(draft)
     p = sampler.distribution(logits)  # [B, V]
     if not count:
         return mx.concatenate([mx.zeros((1,), mx.int32), sampler.draw(p)])
     chosen = draft.tokens[:, None]  # [B - 1, 1]
-    q = draft.q if draft.q is not None else _certain(chosen, p.shape[-1])  # [B - 1, V]
+    certain = (mx.arange(p.shape[-1])[None] == chosen).astype(mx.float32)
+    q = draft.q if draft.q is not None else certain  # [B - 1, V]
     p_chosen = mx.take_along_axis(p[:count], chosen, axis=-1)[:, 0]
     q_chosen = mx.take_along_axis(q, chosen, axis=-1)[:, 0]
     hits = (mx.random.uniform(shape=(count,), key=sampler.key()) * q_chosen < p_chosen).astype(mx.int32)
@@ -75,11 +88,6 @@ def pack_sampled(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
     rows = mx.arange(count + 1)
     tokens = mx.where(rows < accepted, mx.concatenate([draft.tokens, following]), following)
     return mx.concatenate([accepted.astype(mx.int32)[None], tokens])
-
-
-def _certain(tokens: mx.array, vocabulary: int) -> mx.array:
-    """All probability on one token a row: [N, 1] to float32 [N, V]."""
-    return (mx.arange(vocabulary)[None] == tokens).astype(mx.float32)
 
 
 @dataclass(frozen=True)
@@ -102,3 +110,67 @@ def unpack(packed: Sequence[int], stops: Stops) -> Acceptance:
     emitted = tuple(packed[1 : accepted + 2])
     end = stops.find(emitted)
     return Acceptance(accepted, emitted if end is None else emitted[:end], stopped=end is not None)
+
+
+class TokenSelector:
+    """Chooses the tokens of one sequence: processors first, then the likeliest or a draw, and its record.
+
+    Nothing here waits for the device, but a processor may.
+    """
+
+    def __init__(
+        self, sampler: Sampler | None, processors: Sequence[Processor], logprobs: Logprobs | None = None
+    ) -> None:
+        self.sampler, self.processors, self._logprobs = sampler, processors, logprobs
+        self.so_far = mx.array([], mx.int32)  # prompt and emitted tokens [N], for the processors alone
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Begin after a prompt."""
+        if self.processors:
+            self.so_far = mx.array(list(prompt), mx.int32)
+
+    def note(self, tokens: Sequence[int]) -> None:
+        """Take note of emitted tokens."""
+        if self.processors:
+            self.so_far = self.joined(mx.array(list(tokens), mx.int32))
+
+    def joined(self, tokens: mx.array) -> mx.array:
+        """The tokens so far and these, where a processor needs them."""
+        return mx.concatenate([self.so_far, tokens]) if self.processors else self.so_far
+
+    def before(self, drafts: mx.array) -> list[mx.array]:
+        """The tokens before each row of a block of these drafts [B - 1]; nothing without processors."""
+        if not self.processors:
+            return []
+        return [self.joined(drafts[:count]) for count in range(1 + drafts.shape[0])]
+
+    def of_row(self, logits: mx.array, so_far: mx.array) -> tuple[mx.array, mx.array]:
+        """The token after a row of logits [1, V], int32 [1], and the same with its record behind it."""
+        logits = self._processed(logits, so_far)
+        token = next_token(logits, self.sampler)
+        return token, self._recorded(token, token, logits)
+
+    def of_block(self, draft: Draft, logits: mx.array, before: Sequence[mx.array]) -> mx.array:
+        """Acceptance of a block from its logits [B, V], int32 [1 + B + its records], see `pack_greedy`.
+
+        Processors change the rows in order; ``before`` are the tokens before each, drafts included.
+        """
+        if before:
+            rows = [self._processed(logits[i : i + 1], tokens) for i, tokens in enumerate(before)]
+            logits = mx.concatenate(rows)
+        packed = pack(draft, logits, self.sampler)
+        return self._recorded(packed, packed[1:], logits)
+
+    def records(self, tokens: Sequence[int], numbers: Sequence[int]) -> tuple[TokenLogprob, ...] | None:
+        """The emitted tokens' records, from what came behind the tokens; None where none were asked for."""
+        return None if self._logprobs is None else self._logprobs.unpack(tokens, numbers)
+
+    def _recorded(self, packed: mx.array, tokens: mx.array, logits: mx.array) -> mx.array:
+        if self._logprobs is None:
+            return packed
+        return mx.concatenate([packed, self._logprobs.pack(tokens, logits)])
+
+    def _processed(self, logits: mx.array, so_far: mx.array) -> mx.array:
+        for processor in self.processors:
+            logits = processor(so_far, logits)
+        return logits

@@ -5,9 +5,9 @@
     every sequence accepts, emits and keeps its own a + 1 positions
 
 Prompts are computed one by one, then their caches are merged. A sequence that has fewer drafts than another
-gets its block filled up; what stands there is never accepted. A block of 1 is a plain step for all, pipelined
-as in `engine.decode`. A sequence that has ended leaves the batch. The tokens are those every sequence would
-have had alone, or when sampling, distributed as these; a seed gives the same text as alone where the block is
+gets its block filled up; the filling is never accepted. A block of 1 is a plain step for all, pipelined as in
+`engine.decode`. A sequence that has ended leaves the batch. The tokens are those every sequence would have
+had alone, or when sampling, distributed as these; a seed gives the same text as alone where the block is
 fixed and the drafter always has drafts. Drafters draft for one sequence at a time.
 """
 
@@ -19,16 +19,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.acceptance import Acceptance, likeliest, pack_greedy, pack_sampled, unpack
+from engine.acceptance import Acceptance, next_token, pack, unpack
 from engine.cache.batch import BatchTransaction, merge, refuse_single
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.stats import KVUse, kept_positions, kv_use
 from engine.cache.transaction import new_caches, resident
-from engine.decode import CLEAR_EVERY, Round, Step
+from engine.decode import CLEAR_EVERY, Round, Step, check_request, default_draft_length
 from engine.device import launch, read_token, read_tokens
-from engine.draft_length import DraftLength, FixedDraftLength
+from engine.draft_length import DraftLength
 from engine.drafters.base import NOTHING, Draft, Drafter
-from engine.errors import ConfigurationError, PromptError
+from engine.errors import ConfigurationError
 from engine.restoration.session import RestorationPlan
 from engine.sampling import Sampler
 from engine.session import Session
@@ -46,48 +46,28 @@ class Request:
     stops: Stops = field(default_factory=Stops)
     sampler: Sampler | None = None
 
-    def check(self) -> None:
-        """Raise PromptError or ConfigurationError where it makes no sense."""
-        if not self.prompt:
-            raise PromptError("the prompt is empty")
-        if self.max_tokens < 1:
-            raise ConfigurationError(f"max_tokens must be at least 1, not {self.max_tokens}")
-
 
 @dataclass(frozen=True)
 class Share:
-    """A sequence's part of the batch's caches, all sequences counted alike.
+    """A sequence's part of the batch's caches, all sequences counted alike."""
 
-    Attributes:
-        classes: class names of the merged caches with their counts.
-        nbytes: their bytes divided by the sequences in them.
-        kv: likewise what coded layers store.
-        kept: see `engine.cache.stats.kept_positions`.
-        restored: positions times layers of this sequence that were restored.
-        drafter_forwards: of this sequence's drafter.
-    """
-
-    classes: dict[str, int]
-    nbytes: int
-    kv: KVUse | None
-    kept: int | None
-    restored: int = 0
-    drafter_forwards: int = 0
+    classes: dict[str, int]  # class names of the merged caches with their counts
+    nbytes: int  # their bytes divided by the sequences in them
+    kv: KVUse | None  # likewise what coded layers store
+    kept: int | None  # see `engine.cache.stats.kept_positions`
+    restored: int = 0  # positions times layers of this sequence that were restored
+    drafter_forwards: int = 0  # of this sequence's drafter
 
 
 @dataclass(frozen=True)
 class Emitted:
     """A step of one sequence.
 
-    Attributes:
-        request: its place among the requests.
-        step: what was emitted. Its round has the block and the acceptance of this sequence, and the seconds
-            of the whole round, which served every sequence that got tokens with it.
-        share: what it held; at its last step only. A sequence that ends with its first token has met no
-            other, and holds a batch of its own.
+    Its round has the block and the acceptance of this sequence, and the seconds of the whole round. The share
+    comes with the last step; a sequence that ends with its first token was never merged, and has all of it.
     """
 
-    request: int
+    request: int  # its place among the requests
     step: Step
     share: Share | None
 
@@ -102,16 +82,9 @@ def decode_together(
     policy: KVPolicy = NATIVE,
     restoration: RestorationPlan | None = None,
 ) -> Iterator[tuple[Emitted, ...]]:
-    """Continue several prompts at once.
+    """Continue several prompts at once; see `engine.decode.decode`.
 
-    Args:
-        target: the model.
-        drafter: bound to ``target``; each sequence gets a twin of it. None decodes plainly.
-        requests: what to continue; each has stops and a sampler of its own, shared with no other.
-        draft_length: chooses the block length, the same for all (default: the drafter's own, 1 without one).
-        prefill_chunk: prompt positions per forward.
-        policy: which keys and values are kept, and how.
-        restoration: where a restored policy takes keys and values from.
+    Each sequence gets a twin of the drafter. Each request has stops and a sampler that no other shares.
 
     Yields:
         The first token of each sequence when it is known, by itself; then what every sequence of a round got.
@@ -123,35 +96,33 @@ def decode_together(
     if not requests:
         raise ConfigurationError("there is nothing to decode")
     for request in requests:
-        request.check()
-    draft_length = draft_length or FixedDraftLength(drafter.block_size if drafter else 1)
-    if drafter is None and draft_length.largest > 1:
-        raise ConfigurationError(f"a block of {draft_length.largest} needs a drafter")
+        check_request(request.prompt, request.max_tokens)
+    draft_length = default_draft_length(drafter, draft_length)
     refuse_single(target.model, [new_caches(target.model, 1, policy)])
-    lanes: list[_Lane] = []
+    sequences: list[_Sequence] = []
     caches: list[list[Any]] = []
     draft_length.start()
     for index, request in enumerate(requests):
-        lane = _Lane(index, request, drafter.twin() if drafter else None)
+        sequence = _Sequence(index, request, drafter.twin() if drafter else None)
         with Session(
             target,
-            lane.drafter,
+            sequence.drafter,
             headroom=max(draft_length.largest, 1),
             policy=policy,
             restoration=restoration,
         ) as session:
-            step = lane.prefill(session, prefill_chunk)
-            lane.restored = session.restored
+            step = sequence.prefill(session, prefill_chunk)
+            sequence.restored = session.restored
         if step.finish is None:
-            lanes.append(lane)
+            sequences.append(sequence)
             caches.append(session.caches)
             yield (Emitted(index, step, None),)
         else:
             share = _share(merge(target.model, [session.caches]), 1)
-            yield (Emitted(index, step, lane.own(share)),)
-    if not lanes:
+            yield (Emitted(index, step, sequence.own(share)),)
+    if not sequences:
         return
-    batch = _Batch(target, lanes, merge(target.model, caches), draft_length, policy)
+    batch = _Batch(target, sequences, merge(target.model, caches), draft_length, policy)
     caches.clear()
     del session
     try:
@@ -167,7 +138,7 @@ def _share(caches: list[Any], sequences: int) -> Share:
     return Share(classes, nbytes // sequences, share, kept_positions(caches))
 
 
-class _Lane:
+class _Sequence:
     """One sequence of the batch."""
 
     def __init__(self, index: int, request: Request, drafter: Drafter | None) -> None:
@@ -185,9 +156,9 @@ class _Lane:
             session.take_in(prompt[done : min(done + chunk, len(prompt) - 1)])
         session.transaction.begin(1 + len(session.carried))
         logits, rows = session.forward(mx.array([[*session.carried, prompt[-1]]], mx.int32))
-        token = read_token(self.chosen(logits[0, -1:]))
+        token = read_token(next_token(logits[0, -1:], self.request.sampler))
         session.commit(prompt[-1:], rows if rows is None else rows[:, -1:])
-        return self.emit((token,), None, self.request.stops.find((token,)) is not None)
+        return self.emit((token,), None)
 
     def propose(self, block: int) -> Draft:
         """Drafts for a block of this length, or of what is left of the sequence."""
@@ -196,21 +167,8 @@ class _Lane:
             return NOTHING
         return self.drafter.propose(self.bonus, count, self.request.sampler)
 
-    def pack(self, draft: Draft, logits: mx.array) -> mx.array:
-        """Acceptance of its own drafts, int32 [1 + B], see `engine.acceptance`; logits [B, V]."""
-        if self.request.sampler is None:
-            return pack_greedy(draft.tokens, logits)
-        return pack_sampled(draft, logits, self.request.sampler)
-
-    def chosen(self, logits: mx.array) -> mx.array:
-        """The token after a row of logits [1, V], [1]."""
-        sampler = self.request.sampler
-        if sampler is None:
-            return likeliest(logits)
-        return sampler.draw(sampler.distribution(logits))
-
     def observe(self, tokens: tuple[int, ...], rows: mx.array | None) -> None:
-        """Tokens were committed; rows [1, at least their number, K·hidden]."""
+        """Tokens were committed; hidden states [1, at least their number, K·hidden]."""
         if self.drafter is not None:
             self.drafter.observe(tokens, rows if rows is None else rows[:, : len(tokens)])
 
@@ -219,8 +177,10 @@ class _Lane:
         forwards = self.drafter.forwards if self.drafter is not None else 0
         return replace(share, restored=self.restored, drafter_forwards=forwards)
 
-    def emit(self, tokens: tuple[int, ...], record: Round | None, stopped: bool) -> Step:
-        """Book what was emitted."""
+    def emit(self, tokens: tuple[int, ...], record: Round | None, stopped: bool | None = None) -> Step:
+        """Book what was emitted; ``stopped`` is found out if not given."""
+        if stopped is None:
+            stopped = self.request.stops.find(tokens) is not None
         self.bonus = tokens[-1]
         self.remaining -= len(tokens)
         if stopped or self.remaining < 1:
@@ -234,51 +194,47 @@ class _Batch:
     def __init__(
         self,
         target: Target,
-        lanes: list[_Lane],
+        sequences: list[_Sequence],
         caches: list[Any],
         draft_length: DraftLength,
         policy: KVPolicy,
     ) -> None:
-        self.target, self.lanes, self.draft_length = target, lanes, draft_length
-        drafter = lanes[0].drafter
+        self.target, self.sequences, self.draft_length = target, sequences, draft_length
+        drafter = sequences[0].drafter
         with ExitStack() as opened:  # what fails half way leaves the model as it was
             self.transaction = BatchTransaction(target.model, caches)
             opened.callback(self.transaction.close)
-            self._taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
-            if self._taps is not None:
-                opened.callback(self._taps.close)
+            self._hooks = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
+            if self._hooks is not None:
+                opened.callback(self._hooks.close)
             if policy.attended:
                 opened.callback(CodedAttention(target.model).close)
-            self._opened = opened.pop_all()
+            self.close = opened.pop_all().close
         self._block = 1  # of the next round, decided by `_plan`
         self._drafts: list[Draft] = []  # of every sequence, launched
         self._launch_s = 0.0
         self._silent = False  # the drafters were asked and none had anything to propose
         self._rounds = 0
 
-    def close(self) -> None:
-        """Restore the target's layers."""
-        self._opened.close()
-
     def run(self) -> Iterator[tuple[Emitted, ...]]:
         """Rounds until every sequence has ended."""
         with self.transaction.guarded():
             self._plan()
-            while self.lanes:
+            while self.sequences:
                 if self._block > 1:
                     yield self._verify()
                 else:
-                    yield from self._plain_spell()
+                    yield from self._plain_steps()
 
     def _plan(self) -> None:
         """Choose the next block and start drafting it."""
         self._block, self._silent = 1, False
-        if not self.lanes:
+        if not self.sequences:
             return
-        wish = self.draft_length.choose(max(lane.remaining for lane in self.lanes))
-        if wish > 1:
+        block = self.draft_length.choose(max(each.remaining for each in self.sequences))
+        if block > 1:
             started = perf_counter()
-            self._drafts = [lane.propose(wish) for lane in self.lanes]
+            self._drafts = [each.propose(block) for each in self.sequences]
             self._block = 1 + max(map(len, self._drafts))
             self._silent = self._block == 1
             launch([draft.tokens for draft in self._drafts])
@@ -286,58 +242,55 @@ class _Batch:
 
     def _verify(self) -> tuple[Emitted, ...]:
         """One round: verify the drafts that `_plan` has launched, and let each sequence keep its own."""
-        started, lanes, block = perf_counter(), self.lanes, self._block
+        started, sequences, block = perf_counter(), self.sequences, self._block
         drafts, self._drafts = self._drafts, []
-        bonuses = mx.array([[lane.bonus] for lane in lanes], mx.int32)
         filled = mx.stack([_filled(draft.tokens, block - 1) for draft in drafts])
-        logits, rows = self._forward(mx.concatenate([bonuses, filled], axis=1))  # [S, B, V]
-        packs = [
-            lane.pack(draft, logits[row, : 1 + len(draft)])
-            for row, (lane, draft) in enumerate(zip(lanes, drafts, strict=True))
-        ]
-        packed = mx.concatenate(packs)
+        logits, rows = self._forward(mx.concatenate([self._bonuses(), filled], axis=1))  # [S, B, V]
+        packed = mx.concatenate(
+            [
+                pack(draft, logits[row, : 1 + len(draft)], each.request.sampler)
+                for row, (each, draft) in enumerate(zip(sequences, drafts, strict=True))
+            ]
+        )
         launch(packed, rows)  # a second graph: one giant graph chokes some devices
         values = iter(read_tokens(packed))
         verdicts = [
-            unpack([next(values) for _ in range(2 + len(draft))], lane.request.stops)
-            for lane, draft in zip(lanes, drafts, strict=True)
+            unpack([next(values) for _ in range(2 + len(draft))], each.request.stops)
+            for each, draft in zip(sequences, drafts, strict=True)
         ]
         seconds = self._launch_s + perf_counter() - started
         self.transaction.commit([verdict.kept for verdict in verdicts])
         steps = []
-        for row, (lane, draft, verdict) in enumerate(zip(lanes, drafts, verdicts, strict=True)):
-            lane.observe((lane.bonus, *verdict.tokens[:-1]), rows if rows is None else rows[row : row + 1])
+        for row, (each, draft, verdict) in enumerate(zip(sequences, drafts, verdicts, strict=True)):
+            each.observe((each.bonus, *verdict.tokens[:-1]), rows if rows is None else rows[row : row + 1])
             record = Round(1 + len(draft), verdict.accepted, self._launch_s, seconds - self._launch_s)
-            steps.append(lane.emit(verdict.tokens, record, verdict.stopped))
+            steps.append(each.emit(verdict.tokens, record, verdict.stopped))
         self._learn(block, drafts, verdicts, seconds)
         emitted = self._emitted(steps)
         self._drop_ended()
         self._plan()
         return emitted
 
-    def _plain_spell(self) -> Iterator[tuple[Emitted, ...]]:
-        """Pipelined plain steps until the draft length wants a block or all sequences end."""
+    def _plain_steps(self) -> Iterator[tuple[Emitted, ...]]:
+        """Pipelined plain steps until the draft length chooses a block or all sequences end."""
         started = perf_counter()
-        tokens, rows = self._launch(mx.array([[lane.bonus] for lane in self.lanes], mx.int32))
+        tokens, rows = self._launch(self._bonuses())
         while True:
-            self.transaction.commit([1] * len(self.lanes))
+            self.transaction.commit([1] * len(self.sequences))
             if left := self._drop_ended():  # what was launched ahead stays good for the others
                 tokens, rows = tokens[left], rows if rows is None else rows[left]
-            for row, lane in enumerate(self.lanes):
-                lane.observe((lane.bonus,), rows if rows is None else rows[row : row + 1])
-            most = max(lane.remaining for lane in self.lanes) - 1
+            for row, each in enumerate(self.sequences):
+                each.observe((each.bonus,), rows if rows is None else rows[row : row + 1])
+            most = max(each.remaining for each in self.sequences) - 1
             ahead = None
             if most and (self._silent or self.draft_length.choose(most) == 1):
                 ahead = self._launch(tokens[:, None])
             values = read_tokens(tokens)
             record = Round(1, 0, 0.0, perf_counter() - started)
             emitted = self._emitted(
-                [
-                    lane.emit((value,), record, lane.request.stops.find((value,)) is not None)
-                    for lane, value in zip(self.lanes, values, strict=True)
-                ]
+                [each.emit((value,), record) for each, value in zip(self.sequences, values, strict=True)]
             )
-            going = [lane for lane in self.lanes if lane.finish is None]
+            going = [each for each in self.sequences if each.finish is None]
             if ahead is None or not going:  # it overlapped with nothing: no cost to learn
                 self.transaction.abort()
                 self._drop_ended()
@@ -346,26 +299,31 @@ class _Batch:
                 return
             self.draft_length.record(1, 0, record.verify_s)
             if self._silent:
-                wish = self.draft_length.choose(max(lane.remaining for lane in going))
-                self._silent = wish > 1 and not any(len(lane.propose(wish)) for lane in going)
+                block = self.draft_length.choose(max(each.remaining for each in going))
+                self._silent = block > 1 and not any(len(each.propose(block)) for each in going)
             yield emitted
             started = perf_counter()
             tokens, rows = ahead
 
+    def _bonuses(self) -> mx.array:
+        """The last token of each sequence, [S, 1]."""
+        return mx.array([[each.bonus] for each in self.sequences], mx.int32)
+
     def _launch(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Start a plain forward over [S, 1]: the next tokens [S] and the taps' rows, not waited for."""
+        """Start a plain forward over [S, 1]: the next tokens [S] and hidden states, not waited for."""
         logits, rows = self._forward(tokens)
-        if all(lane.request.sampler is None for lane in self.lanes):
-            following = likeliest(logits[:, -1])
+        samplers = [each.request.sampler for each in self.sequences]
+        if any(samplers):
+            following = mx.concatenate([next_token(logits[row], each) for row, each in enumerate(samplers)])
         else:
-            following = mx.concatenate([lane.chosen(logits[row]) for row, lane in enumerate(self.lanes)])
+            following = next_token(logits[:, -1], None)
         launch(following, rows)
         return following, rows
 
     def _forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Open a transaction and run [S, N] tokens forward: logits [S, N, V] and rows [S, N, K·hidden]."""
+        """Open a transaction and run [S, N] tokens forward: logits [S, N, V], states [S, N, K·hidden]."""
         self.transaction.begin(tokens.shape[1])
-        return self.target.forward(tokens, self.transaction.caches, self._taps)
+        return self.target.forward(tokens, self.transaction.caches, self._hooks)
 
     def _learn(self, block: int, drafts: list[Draft], verdicts: list[Acceptance], seconds: float) -> None:
         """Record what the round cost, and the acceptance of one of the longest drafts, each in its turn."""
@@ -377,25 +335,25 @@ class _Batch:
         self._rounds += 1
         if self._rounds % CLEAR_EVERY == 0:
             mx.clear_cache()
-        over = any(lane.finish for lane in self.lanes)
-        share = _share(self.transaction.caches, len(self.lanes)) if over else None
+        over = any(each.finish for each in self.sequences)
+        share = _share(self.transaction.caches, len(self.sequences)) if over else None
         return tuple(
-            Emitted(lane.index, step, lane.own(share) if share and lane.finish else None)
-            for lane, step in zip(self.lanes, steps, strict=True)
+            Emitted(each.index, step, each.own(share) if share and each.finish else None)
+            for each, step in zip(self.sequences, steps, strict=True)
         )
 
     def _drop_ended(self) -> list[int]:
         """Let the sequences that have ended leave; the rows that stay, or none of them if all do."""
-        left = [row for row, lane in enumerate(self.lanes) if lane.finish is None]
-        if len(left) == len(self.lanes):
+        left = [row for row, each in enumerate(self.sequences) if each.finish is None]
+        if len(left) == len(self.sequences):
             return []
-        self.lanes = [self.lanes[row] for row in left]
+        self.sequences = [self.sequences[row] for row in left]
         if left:
             self.transaction.filter(left)
         return left
 
 
 def _filled(tokens: mx.array, count: int) -> mx.array:
-    """Drafts [n] as [count], with tokens behind them that nobody will accept."""
+    """Drafts [n] as [count], with filling behind them."""
     missing = count - tokens.shape[0]
     return mx.concatenate([tokens, mx.zeros((missing,), mx.int32)]) if missing else tokens

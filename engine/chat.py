@@ -291,7 +291,7 @@ class Conversation(AbstractContextManager["Conversation"]):
             return request, chat_prompt(request, model)
         except Refusal as refusal:
             kind = DoesNotFit if refusal.code == "context_length_exceeded" else PromptError
-            raise kind(refusal.message) from None
+            raise kind(str(refusal)) from None
 
     def _check_template(self, model: LoadedModel, system: str | None) -> None:
         """Make sure that no switch is without effect."""

@@ -1,4 +1,4 @@
-"""The engine's one door to other programs: tools of the system, asked what they know, and our own trials."""
+"""The engine's one door to other programs: tools of the system, and our own trials."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,7 @@ def printed_by(
     added: Mapping[str, str] | None = None,
     given: str = "",
 ) -> str | None:
-    """Run a program with an environment of its own.
-
-    Args:
-        argv: literal words of ours; the first is looked for in the system's folders.
-        folder: where it runs.
-        added: what its environment holds besides `ENVIRONMENT`.
-        given: its whole input.
+    """Run a program with ``given`` as its input, and only `ENVIRONMENT` and ``added`` in its environment.
 
     Returns:
         What it printed, read as UTF-8 with a mark for each byte that is none; None where it is not there,

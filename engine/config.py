@@ -21,58 +21,36 @@ LARGEST_BLOCK = 1024
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line can set about the engine itself.
+    """What the command line can set about the engine itself."""
 
-    Attributes:
-        model: folder of the target; None for the shipped one.
-        drafter: what `engine.drafters.registry` opens, or ``none``; None for the shipped one, with look-ups
-            beside it, on the shipped target.
-        block: ``auto`` or a length of at least 1, the bonus token included.
-        prefill_chunk: prompt positions per forward.
-        dtype: float32, float16, bfloat16; None for the device's default.
-        compiled: run short blocks as compiled graphs where the model allows it.
-        single_graph: evaluate draft and verify as one graph, to see what two are worth.
-        kv: which keys and values are kept, and how; see `engine.cache.policy`.
-        drafter_kv: how the drafter keeps its own keys and values; see `engine.drafters.registry`.
-        quantize: pack the target's weights as it is loaded, see `engine.target.quantize`; None leaves them.
-        projector: folder of the projector that ``restored:learned`` uses; None for the shipped one.
-    """
-
-    model: Path | None = None
+    model: Path | None = None  # folder of the target; None: the shipped one
+    # what `engine.drafters.registry` opens, or ``none``; None: the shipped one with look-ups, on the shipped
+    # target
     drafter: str | None = None
-    block: str = "auto"
-    prefill_chunk: int = 2048
-    dtype: str | None = None
-    compiled: bool = True
-    single_graph: bool = False
-    kv: str = "native"
-    drafter_kv: str = "native"
-    quantize: str | None = None
-    projector: Path | None = None
+    block: str = "auto"  # or a length of at least 1, the bonus token included
+    prefill_chunk: int = 2048  # prompt positions per forward
+    dtype: str | None = None  # float32, float16, bfloat16; None: the device's default
+    compiled: bool = True  # run short blocks as compiled graphs where the model allows it
+    single_graph: bool = False  # evaluate draft and verify as one graph, to see what two are worth
+    kv: str = "native"  # see `engine.cache.policy`
+    drafter_kv: str = "native"  # of the drafter's own keys and values; see `engine.drafters.registry`
+    quantize: str | None = None  # pack the target's weights, see `engine.target.quantize`
+    projector: Path | None = None  # folder, for ``restored:learned``; None: the shipped one
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A target, perhaps a drafter bound to it, and how to run them.
-
-    Attributes:
-        options: the switches it was opened with.
-        target: the model.
-        drafter: None where nothing is drafted: no drafter was given, or every block is to be 1.
-        alone: no drafter was given, so there is nothing to compare with plain decoding.
-        policy: which keys and values are kept, and how.
-        restoration: where a restored policy takes keys and values from; None for other policies.
-    """
+    """A target, perhaps a drafter bound to it, and how to run them."""
 
     options: Options
     target: LoadedTarget
-    drafter: LoadedDrafter | None
-    alone: bool
+    drafter: LoadedDrafter | None  # None where nothing is drafted: no drafter, or every block is to be 1
+    alone: bool  # no drafter was given, so there is nothing to compare with plain decoding
     policy: KVPolicy = NATIVE
-    restoration: RestorationPlan | None = None
+    restoration: RestorationPlan | None = None  # of a restored policy
 
     def new_draft_length(self, *, repeatable: bool = False) -> DraftLength:
-        """A new controller for ``block``; ``repeatable`` if it must not depend on time."""
+        """What chooses the blocks; ``repeatable`` if it must not depend on time."""
         if self.drafter is None:
             return FixedDraftLength(1)
         if self.options.block != "auto":
@@ -133,11 +111,7 @@ def open_engine(options: Options) -> Engine:
 
 
 def parse_block(block: str) -> int | None:
-    """What a ``--block`` text says; None for ``auto``.
-
-    Raises:
-        ConfigurationError: it says neither that nor a length.
-    """
+    """A ``--block`` text as a length, None for ``auto``; ConfigurationError for anything else."""
     if block == "auto":
         return None
     if not re.fullmatch("[0-9]{1,9}", block) or not 1 <= int(block) <= LARGEST_BLOCK:

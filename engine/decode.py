@@ -6,8 +6,8 @@
     emit d1 … da and one token of the target; keep block[0..a] in the caches, drop the rest
 
 A block of 1 is a plain step, pipelined as in mlx-lm's `generate_step`: the next forward is launched before
-the token of the last one is read. One sequence. At every yield the session holds the prompt and all emitted
-tokens but the newest, so a caller may stop at any of them and go on from there.
+the token of the last one is read. At every yield the session holds the prompt and all emitted tokens but the
+newest, so a caller may stop at any of them and go on from there.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.acceptance import unpack
+from engine.acceptance import Processor, TokenSelector, unpack
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.device import launch, read_tokens, wait_for
 from engine.draft_length import DraftLength, FixedDraftLength
@@ -29,7 +29,6 @@ from engine.sampling import Sampler
 from engine.session import Session
 from engine.stops import Stops
 from engine.target.model import Target
-from engine.token_selector import Processor, TokenSelector
 
 CLEAR_EVERY = 256  # rounds after which mlx's pool of freed buffers is given back
 
@@ -58,18 +57,33 @@ class Step:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Switches that change how the loop runs, not what it gives.
+    """Switches that change how the loop runs, not what it gives."""
 
-    Attributes:
-        stage_times: wait for the drafts separately, so that a round's time can be told apart into drafting
-            and verifying. The device never idles for it: the verify forward has been launched by then.
-        single_graph: evaluate draft and verify as one graph, which is slower where graphs are large.
-        compiled: run short blocks as compiled graphs where the model allows it.
-    """
-
+    # Wait for the drafts separately, to tell drafting from verifying in a round's time. The device never
+    # idles for it: the verify forward has been launched by then.
     stage_times: bool = False
-    single_graph: bool = False
-    compiled: bool = True
+    single_graph: bool = False  # draft and verify as one graph, which is slower where graphs are large
+    compiled: bool = True  # short blocks as compiled graphs where the model allows it
+
+
+def check_request(prompt: Sequence[int], max_tokens: int) -> None:
+    """Raise PromptError for an empty prompt, ConfigurationError for a limit below 1."""
+    if not prompt:
+        raise PromptError("the prompt is empty")
+    if max_tokens < 1:
+        raise ConfigurationError(f"max_tokens must be at least 1, not {max_tokens}")
+
+
+def default_draft_length(drafter: Drafter | None, chosen: DraftLength | None) -> DraftLength:
+    """What chooses the blocks: by default the drafter's own block, 1 without a drafter.
+
+    Raises:
+        ConfigurationError: a block without a drafter.
+    """
+    draft_length = chosen or FixedDraftLength(drafter.block_size if drafter else 1)
+    if drafter is None and draft_length.largest > 1:
+        raise ConfigurationError(f"a block of {draft_length.largest} needs a drafter")
+    return draft_length
 
 
 def decode(
@@ -96,19 +110,17 @@ def decode(
         target: the model.
         drafter: bound to ``target``; None decodes plainly.
         prompt: token ids, at least one.
-        max_tokens: emit at most so many tokens.
+        max_tokens: emit at most so many.
         stops: where the text ends; the token that ends it is emitted.
-        sampler: draws the tokens; None takes the likeliest.
-        processors: change the target's logits before a token is taken, each given the tokens so far, as
-            mlx-lm's logits processors do.
-        logprobs: tell every token's log-probability and so many of the likeliest in its place, 0 to 20; None
-            works out neither.
-        draft_length: chooses block lengths (default: the drafter's own, 1 without a drafter).
+        sampler: draws the tokens; None: the likeliest.
+        processors: change the target's logits before a token is chosen, as mlx-lm's do.
+        logprobs: report every token's log-probability and so many of the likeliest, 0 to 20.
+        draft_length: see `default_draft_length`.
         prefill_chunk: prompt positions per forward.
-        caches: empty caches from `new_caches`, to look into afterwards; made here if not given.
-        policy: which keys and values are kept, and how (also of ``caches``); a session has its own.
-        restoration: where a restored policy takes keys and values from; a session has its own.
-        session: an open session of this target and drafter, to continue in; it stays open.
+        caches: see `Session`, as of the next two; one is opened with them if ``session`` is not given.
+        policy: which keys and values are kept, and how.
+        restoration: where a restored policy gets keys and values from.
+        session: of this target and drafter, to continue in; it stays open.
         diagnosis: see `Diagnosis`.
 
     Yields:
@@ -116,19 +128,14 @@ def decode(
 
     Raises:
         PromptError: the prompt is empty.
-        ConfigurationError: ``max_tokens`` is not positive, ``logprobs`` is out of range, a block was asked
-            for without a drafter or is longer than the session was opened for.
-        ValueError: on going on after another continuation has begun in the session.
+        ConfigurationError: a number is out of range, a block was asked for without a drafter or is longer
+            than the session was opened for.
+        ValueError: on continuing after another continuation of the session was started.
     """
-    if not prompt:
-        raise PromptError("the prompt is empty")
-    if max_tokens < 1:
-        raise ConfigurationError(f"max_tokens must be at least 1, not {max_tokens}")
+    check_request(prompt, max_tokens)
     if prefill_chunk < 1:
         raise ConfigurationError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
-    draft_length = draft_length or FixedDraftLength(drafter.block_size if drafter else 1)
-    if drafter is None and draft_length.largest > 1:
-        raise ConfigurationError(f"a block of {draft_length.largest} needs a drafter")
+    draft_length = default_draft_length(drafter, draft_length)
     if session is not None and draft_length.largest > session.headroom:
         raise ConfigurationError(
             f"a block of {draft_length.largest} needs a session opened for it, not for {session.headroom}"
@@ -144,16 +151,11 @@ def decode(
         policy=policy,
         restoration=restoration,
     )
-    run = _Run(
-        own,
-        draft_length,
-        stops or Stops(),
-        TokenSelector(sampler, processors, records),
-        diagnosis,
-    )
+    selector = TokenSelector(sampler, processors, records)
+    loop = _Loop(own, draft_length, stops or Stops(), selector, diagnosis)
     try:
         with own.guarded() as check:
-            for step in run.steps(prompt, max_tokens, prefill_chunk):
+            for step in loop.steps(prompt, max_tokens, prefill_chunk):
                 yield step
                 check()
     finally:
@@ -161,24 +163,19 @@ def decode(
             own.close()
 
 
-class _Run:
-    """One continuation on its way: what the steps of the loop share."""
+class _Loop:
+    """What the steps of one continuation share."""
 
     def __init__(
         self,
         session: Session,
         draft_length: DraftLength,
         stops: Stops,
-        choice: TokenSelector,
+        selector: TokenSelector,
         diagnosis: Diagnosis,
     ) -> None:
-        self.session, self.drafter, self.draft_length, self.stops = (
-            session,
-            session.drafter,
-            draft_length,
-            stops,
-        )
-        self.choice, self.diagnosis = choice, diagnosis
+        self.session, self.drafter, self.draft_length = session, session.drafter, draft_length
+        self.stops, self.selector, self.diagnosis = stops, selector, diagnosis
         self.finish: str | None = None
         self.block = 1  # length of the next round, decided by `plan`
         self._draft = NOTHING  # its drafts [block - 1], launched
@@ -189,17 +186,16 @@ class _Run:
         self._rounds = 0
 
     def steps(self, prompt: Sequence[int], max_tokens: int, chunk: int) -> Iterator[Step]:
-        """The whole continuation."""
         yield self.prefill(prompt, max_tokens, chunk)
         self.plan()
         while not self.finish:
             if self.block > 1:
                 yield self.verify()
             else:
-                yield from self.plain_spell()
+                yield from self.plain_steps()
 
     def prefill(self, prompt: Sequence[int], max_tokens: int, chunk: int) -> Step:
-        """Take in the prompt; the forward of its last token gives the first token."""
+        """Compute the prompt; the forward of its last token gives the first token."""
         self._remaining = max_tokens
         self.draft_length.start()
         self.stops.start(prompt)
@@ -207,23 +203,22 @@ class _Run:
         while done < last:
             self.session.take_in(prompt[done : min(done + chunk, last)])
             done += chunk
-        self.choice.start(prompt)
-        _, packed, rows = self._launch([*self.session.carried, prompt[last]], self.choice.so_far)
+        self.selector.start(prompt)
+        _, packed, rows = self._launch([*self.session.carried, prompt[last]], self.selector.so_far)
         token, *numbers = read_tokens(packed)
         self.session.commit(prompt[last:], rows)
-        stopped = self.stops.find((token,)) is not None
-        return self._emit((token,), None, stopped, numbers, plan=False)
+        return self._emit((token,), None, self._stopped(token), numbers, plan=False)
 
     def plan(self) -> None:
         """Choose the next block and start drafting it."""
         self.block = 1
         if self.finish or self.drafter is None:
             return
-        wish = self.draft_length.choose(self._remaining)
-        wish = min(wish, self.session.headroom - self.session.transaction.carried)
-        if wish > 1:
+        block = self.draft_length.choose(self._remaining)
+        block = min(block, self.session.headroom - self.session.transaction.carried)
+        if block > 1:
             started = perf_counter()
-            self._draft = self.drafter.propose(self._bonus, wish - 1, self.choice.sampler)
+            self._draft = self.drafter.propose(self._bonus, block - 1, self.selector.sampler)
             self.block = 1 + len(self._draft)
             self._silent = self.block == 1
             if not self._silent and not self.diagnosis.single_graph:
@@ -234,12 +229,12 @@ class _Run:
         """One round: verify the drafts that `plan` has launched, accept, commit."""
         started = perf_counter()
         draft, self._draft = self._draft, NOTHING
-        fed = mx.concatenate([mx.array([*self.session.carried, self._bonus], mx.int32), draft.tokens])
-        before = self.choice.before(draft.tokens)
-        logits, rows = self._forward(fed, self.block)  # [B, V], [1, B, K·hidden]
+        block = mx.concatenate([mx.array([*self.session.carried, self._bonus], mx.int32), draft.tokens])
+        before = self.selector.before(draft.tokens)
+        logits, rows = self._forward(block, self.block)  # [B, V], [1, B, K·hidden]
         if before and not self.diagnosis.single_graph:
-            _launch_in_turn(before, [logits, rows])
-        packed = self.choice.of_block(draft, logits, before)
+            _launch_in_order(before, [logits, rows])
+        packed = self.selector.of_block(draft, logits, before)
         launch(packed, rows)  # a second graph: one giant graph chokes some devices
         drafting_s = self._launch_s
         if self.diagnosis.stage_times:
@@ -253,27 +248,27 @@ class _Run:
         record = Round(self.block, verdict.accepted, drafting_s, seconds - drafting_s)
         return self._emit(verdict.tokens, record, verdict.stopped, values[1 + self.block :])
 
-    def plain_spell(self) -> Iterator[Step]:
-        """Pipelined plain steps until the draft length wants a block or the sequence ends."""
+    def plain_steps(self) -> Iterator[Step]:
+        """Pipelined plain steps until the draft length chooses a block or the sequence ends."""
         started, fed = perf_counter(), self._bonus
-        token, packed, rows = self._launch([*self.session.carried, fed], self.choice.so_far)
+        token, packed, rows = self._launch([*self.session.carried, fed], self.selector.so_far)
         while True:
             self.session.commit((fed,), rows)
             ahead = None
             if self._remaining > 1 and (self._silent or self.draft_length.choose(self._remaining - 1) == 1):
-                ahead = self._launch(token, self.choice.joined(token))
+                ahead = self._launch(token, self.selector.joined(token))
             value, *numbers = read_tokens(packed)
             record = Round(1, 0, 0.0, perf_counter() - started)
-            stopped = self.stops.find((value,)) is not None
-            if ahead is None or stopped:  # the last step of a spell overlaps with nothing: no cost to learn
+            stopped = self._stopped(value)
+            if ahead is None or stopped:  # the last plain step overlaps with nothing: no cost to learn
                 self.session.transaction.abort()
                 yield self._emit((value,), record, stopped, numbers, learn=False)
                 return
             step = self._emit((value,), record, stopped, numbers, plan=False)
             if self._silent and self.drafter is not None:
-                wish = self.draft_length.choose(self._remaining)
-                self._silent = wish > 1 and not len(
-                    self.drafter.propose(value, wish - 1, self.choice.sampler)
+                block = self.draft_length.choose(self._remaining)
+                self._silent = block > 1 and not len(
+                    self.drafter.propose(value, block - 1, self.selector.sampler)
                 )
             yield step
             started = perf_counter()
@@ -282,15 +277,11 @@ class _Run:
     def _launch(
         self, tokens: mx.array | list[int], so_far: mx.array
     ) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Start a plain forward, not waited for.
-
-        Returns:
-            The token it predicts [1], the same with what is recorded of it, and the taps' rows.
-        """
+        """Start a plain forward: the next token [1], the same with its record, and hidden states."""
         logits, rows = self._forward(tokens)
-        if self.choice.processors:
-            _launch_in_turn(so_far, [logits, rows])
-        following, packed = self.choice.of_row(logits[-1:], so_far)
+        if self.selector.processors:
+            _launch_in_order(so_far, [logits, rows])
+        following, packed = self.selector.of_row(logits[-1:], so_far)
         launch(packed, rows)
         return following, packed, rows
 
@@ -300,7 +291,7 @@ class _Run:
         """Open a transaction and run the tokens [N] forward.
 
         Returns:
-            Logits [N, V] and the taps' rows [1, N, K·hidden]; of the last ``wanted`` tokens, or of all that
+            Logits [N, V] and hidden states [1, N, K·hidden] of the last ``wanted`` tokens, or of all that
             were not carried.
         """
         fed = mx.array(tokens, mx.int32) if isinstance(tokens, list) else tokens
@@ -311,6 +302,9 @@ class _Run:
         if skipped:
             return logits[0, skipped:], None if rows is None else rows[:, skipped:]
         return logits[0], rows
+
+    def _stopped(self, token: int) -> bool:
+        return self.stops.find((token,)) is not None
 
     def _emit(
         self,
@@ -326,7 +320,7 @@ class _Run:
         self._bonus = tokens[-1]
         self._remaining -= len(tokens)
         self._rounds += 1
-        self.choice.note(tokens)
+        self.selector.note(tokens)
         if record is not None and learn:
             self.draft_length.record(record.block, record.accepted, record.draft_s + record.verify_s)
         if stopped or self._remaining < 1:
@@ -335,10 +329,10 @@ class _Run:
             self.plan()
         if self._rounds % CLEAR_EVERY == 0:
             mx.clear_cache()
-        return Step(tokens, record, self.finish, self.choice.records(tokens, numbers))
+        return Step(tokens, record, self.finish, self.selector.records(tokens, numbers))
 
 
-def _launch_in_turn(known: Any, forward: Any) -> None:
-    """Start what processors may read, then the forward, which goes on while they read and think."""
+def _launch_in_order(known: Any, forward: Any) -> None:
+    """Start what processors may read, then the forward, which goes on while they read."""
     launch(known)
     launch(*forward)

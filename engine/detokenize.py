@@ -1,27 +1,94 @@
-"""Tokens to text as they come. Incomplete characters wait for their last byte; stop tokens give no text.
+"""Tokens to text as they come: what the tokenizer makes of all of them at once, less the prompt's part.
 
-Text that may turn out to be the beginning of a stop string waits too; the stop string itself is cut off with
-everything behind it.
+`tokenizer.decode` alone says what text tokens mean. mlx-lm's streaming detokenizers differ from it: they
+drop a leading space and spell byte 0 as a letter. Decoding everything again at every token would be slow, so
+text is final as soon as no later token can change it. Until then it is pending:
+
+    part of a character     later bytes complete it
+    byte tokens ``<0xE4>``  one bad byte makes the whole run of them unreadable
+    text that is cleaned    spaces before punctuation go; text that ends in a word is out of reach
 """
 
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
 
-from engine.incremental_decoder import UNREADABLE, IncrementalDecoder
-from engine.stops import Stops
+WINDOW = 8  # tokens that are decoded together where their text is final
+UNREADABLE = "\ufffd"
+BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+WORD_END = 3  # letters behind which cleaning changes nothing before them
+
+
+class IncrementalDecoder:
+    """The text that tokens add to a prompt."""
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
+        """Begin a text that continues a prompt.
+
+        Some tokenizers drop a space at the beginning of what they decode; behind a prompt it is kept.
+        """
+        self._tokenizer = tokenizer
+        self._cleaned = _cleans(tokenizer)
+        self.pending = ""  # text of the last tokens if no other follows
+        self._window = [int(token) for token in prompt[-WINDOW:]]  # decoded together
+        text = self._decode()
+        if self._window and not self._is_final(self._window[-1], text):
+            self._window, text = [], ""
+        self._known = len(text)  # characters of the window's text that are final, or the prompt's
+        self._since = len(self._window)  # where its tokens begin whose text is pending
+
+    def add(self, token: int) -> str:
+        """Add the next token; the text that became final with it."""
+        self._window.append(token)
+        text = self._decode()
+        self.pending = text[self._known :]
+        if not self.pending or not self._is_final(token, text):
+            return ""
+        final, self.pending, self._known = self.pending, "", len(text)
+        if len(self._window) > WINDOW:
+            self._window = self._window[self._since :]
+            self._known = len(self._decode())
+        self._since = len(self._window)
+        return final
+
+    def _decode(self) -> str:
+        return str(self._tokenizer.decode(self._window))
+
+    def _is_final(self, token: int, text: str) -> bool:
+        """Whether no later token can change a text that ends with this token."""
+        if text.endswith(UNREADABLE) or BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token) or ""):
+            return False
+        return not self._cleaned or text[-WORD_END:].isalnum()
+
+
+def _cleans(tokenizer: Any) -> bool:
+    """Whether the tokenizer removes spaces before punctuation; some are set to and do not."""
+    if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
+        return False
+    return " ," not in tokenizer.decode(tokenizer.encode("a ,b", add_special_tokens=False))
+
+
+class TextEnds(Protocol):
+    """Where a text ends; see `engine.stops.Stops`."""
+
+    tokens: Collection[int]
+
+    def first_in(self, text: str) -> int | None:
+        """Where the first stop string in a text begins."""
+
+    def partial_in(self, text: str) -> int:
+        """How many characters at the end of a text may be the beginning of a stop string."""
 
 
 class TextStream:
-    """One text growing token by token."""
+    """One text growing token by token.
 
-    def __init__(self, tokenizer: Any, stops: Stops, prompt: Sequence[int] = ()) -> None:
-        """Begin a text.
+    Stop tokens give no text. Text that may turn out to be the beginning of a stop string waits; the stop
+    string itself is cut off with everything behind it.
+    """
 
-        Args:
-            tokenizer: turns tokens to text.
-            stops: what ends the text.
-            prompt: token ids the text continues; a space between the two belongs to the text.
-        """
+    def __init__(self, tokenizer: Any, stops: TextEnds, prompt: Sequence[int] = ()) -> None:
+        """Begin a text that continues a prompt; a space between the two belongs to the text."""
         self._decoder = IncrementalDecoder(tokenizer, prompt)
         self._stops = stops
         self._held = ""  # final, but perhaps part of a stop string
@@ -31,13 +98,13 @@ class TextStream:
 
     def add(self, tokens: Sequence[int]) -> str:
         """Text that became certain with these tokens, possibly none."""
-        return "".join([self._take(token) for token in tokens])
+        return "".join([self._add(token) for token in tokens])
 
     def finish(self) -> str:
         """What was still held back."""
         return "" if self.ended else self._give(self._held + self._decoder.pending)
 
-    def _take(self, token: int) -> str:
+    def _add(self, token: int) -> str:
         before = self._held + self._decoder.pending
         stopped = self.ended or token in self._stops.tokens
         self._held += "" if stopped else self._decoder.add(token)
@@ -49,7 +116,7 @@ class TextStream:
         if (end := self._stops.first_in(text)) is not None:
             self.ended = True
             return self._give(text[:end])
-        certain = self._held[: len(self._held) - self._stops.begun_in(self._held)]
+        certain = self._held[: len(self._held) - self._stops.partial_in(self._held)]
         self._held = self._held[len(certain) :]
         return self._give(certain)
 
@@ -65,7 +132,7 @@ def _beginning(before: str, text: str) -> int:
     return len(before.rstrip(UNREADABLE))
 
 
-def text_of(tokenizer: Any, tokens: Sequence[int], stops: Stops, prompt: Sequence[int] = ()) -> str:
+def text_of(tokenizer: Any, tokens: Sequence[int], stops: TextEnds, prompt: Sequence[int] = ()) -> str:
     """The whole text of a finished sequence, which continues a prompt."""
     stream = TextStream(tokenizer, stops, prompt)
     return stream.add(tokens) + stream.finish()

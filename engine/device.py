@@ -186,7 +186,7 @@ def _limit_threads(most: int) -> None:
 
 
 def launch(*trees: Any) -> None:
-    """Start computing arrays (None stands for nothing) without waiting."""
+    """Start computing arrays (None is skipped) without waiting."""
     import mlx.core as mx
 
     mx.async_eval([tree for tree in trees if tree is not None])  # type: ignore[no-untyped-call]

@@ -3,351 +3,198 @@
 A round with block B costs c(B) seconds and is expected to emit E(B) = 1 + Σ_{i<B} Π_{j≤i} p_j tokens, where
 p_j is the chance that draft j is confirmed when all before it were (Leviathan et al. 2023, with a p for each
 position). The controller takes the B with the largest E(B) / c(B); B = 1 is a plain step with E = 1.
-
-A machine is slower now and faster then, by more than blocks differ, so only rounds that follow each other
-are compared: what the first rounds after a change of blocks took, with what those before it took. Costs agree
-with these comparisons as ratings of players do with their games (Elo 1978), and lie near a line where there
-were few. A length that was not used for long gets a round now and then.
-
-Chances begin with those of all sequences so far and follow the present one. When plain steps win, a short
-block at the start of each sequence, and again after ever more plain steps, looks whether speculation pays
-again. No clock is read here: the caller measures.
+A machine's speed drifts by more than blocks differ, so only rounds right before and right after a change of
+blocks are compared. Costs follow these comparisons as ratings of players follow their games (Elo 1978).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
-from typing import Protocol
 
 CANDIDATES = (4, 8, 12, 16)
-FORGET, FORGET_SLOWLY = 0.9, 0.998  # weight of the past after a round: of this sequence, of all of them
-PRIOR_CHANCE = 0.75  # of a draft nobody has tried
-KINSHIP = 1.0  # trials' worth of belief that a draft fares like the one before it
-HERITAGE = 4.0  # trials' worth of belief that a sequence fares like those before it
-HOPE = 0.95  # an unmeasured block is guessed this much cheaper
+SEQUENCE_DECAY, GLOBAL_DECAY = 0.9, 0.998  # weight of the past after a round: of this sequence, of all
+PRIOR_CHANCE = 0.75  # of a draft that was never tried
+PRIOR_STRENGTH = 1.0  # trials' worth of belief that a draft fares like the one before it
+GLOBAL_PRIOR_STRENGTH = 4.0  # trials' worth of belief that a sequence fares like those before it
+OPTIMISM = 0.95  # an unmeasured block is guessed this much cheaper, so that it gets a trial if it matters
 COMPARED = 2  # rounds after a change of blocks that are compared with those before it
-SWAY = 0.3  # weight of a round in what rounds take at present
-GIVE = 1 / 16  # least weight of a comparison in what is known of a cost
-OUTLIER = 0.7  # largest surprise that counts: logarithm of a factor of two
-LEAST = 0.5  # of the cheapest known cost a guessed one is at least so much
-TRIALS = 2  # measured rounds, and comparisons, before a cost is believed
-PLAIN_TRIALS = 3
-AGAIN, SELDOM = 96, 768  # block rounds after which a length that was compared often is tried again …
-OFTEN = 32  # … sooner, where it was compared less often than this
-FAR_AHEAD = 1.4  # … seldom, where it is so much slower than the best
-LOYALTY = 1.06  # another block than the drafter's own must promise this much more
+EMA_ALPHA = 0.3  # weight of a round in what rounds take at present
+MIN_STEP, MAX_SURPRISE = 1 / 16, 0.7  # least weight of a comparison; largest logarithm that counts
+MIN_COST = 0.5  # of the cheapest known cost: no guess is below it
+TRIALS, PLAIN_TRIALS = 2, 3  # measured rounds, and comparisons, before a cost is believed
+REMEASURE_AFTER, REMEASURE_SLOW_AFTER = 96, 768  # block rounds until a length is tried again, or a slow one
+SLOW, WELL_COMPARED = 1.4, 32  # times slower than the best; with fewer comparisons it is tried sooner
+SWITCH_MARGIN = 1.06  # another block than the drafter's own must promise this much more
 PROBE_AFTER, PROBE_AT_MOST = 16, 256  # plain steps before the first probe of a sequence, longest wait
 NOMINAL_ROUND, NOMINAL_TOKEN = 1.3, 0.035  # plain steps a block and each of its tokens cost, unmeasured
 
 
-class DraftLength(Protocol):
-    """Chooses block lengths; `FixedDraftLength` and `AdaptiveDraftLength` are the two kinds."""
+class DraftLength:
+    """Chooses the blocks of one sequence after another: by itself always the same block."""
 
-    @property
-    def largest(self) -> int:
-        """The longest block it will ever ask for."""
+    def __init__(self, largest: int) -> None:
+        self.largest = largest  # the longest block it ever asks for
 
     def start(self) -> None:
-        """A new sequence begins."""
+        """Begin a sequence."""
 
     def choose(self, remaining: int) -> int:
         """Length of the next block, 1 to ``remaining``; 1 means a plain step."""
-
-    def record(self, block: int, accepted: int, seconds: float) -> None:
-        """A round of this block took so long and confirmed so many drafts."""
-
-
-class FixedDraftLength:
-    """Always the same block."""
-
-    def __init__(self, block: int) -> None:
-        self.largest = block
-
-    def start(self) -> None:
-        """Nothing to forget."""
-
-    def choose(self, remaining: int) -> int:
-        """The block, or what is left of the sequence."""
         return min(self.largest, remaining)
 
     def record(self, block: int, accepted: int, seconds: float) -> None:
-        """Nothing to learn."""
+        """Learn from a round: its block, how many drafts it confirmed, how long it took."""
 
 
-class AdaptiveDraftLength:
-    """The block that promises the most tokens a second."""
+class FixedDraftLength(DraftLength):
+    """Always the same block, or what is left of the sequence."""
 
-    def __init__(
-        self, block_size: int, candidates: Sequence[int] = CANDIDATES, *, nominal: bool = False
-    ) -> None:
-        """Consider blocks up to twice the length the drafter was made for.
 
-        Args:
-            block_size: the drafter's own block length; it is a candidate too.
-            candidates: other block lengths worth a try.
-            nominal: reckon with fixed costs instead of measured ones, so that the choice of blocks depends
-                on nothing but the tokens, and sampling with a seed can be repeated.
-        """
-        fitting = {block for block in (*candidates, block_size) if 2 <= block <= 2 * block_size}
-        self.blocks = tuple(sorted(fitting))
-        self.largest = max(self.blocks, default=1)
-        self._first = min(max(block_size, 1), self.largest)
-        self._costs = Costs(self.blocks, nominal=nominal)
-        self._measures = not nominal
-        self._chances = Chances(self.largest - 1)
-        self._ages = dict.fromkeys((1, *self.blocks), 0)  # block rounds since a length was last measured
+@dataclass
+class _Length:
+    """What is known of one block length."""
+
+    rounds: int  # measured; -1 for a block whose first round, with one-time costs, is to come
+    comparisons: int = 0
+    log_cost: float | None = None
+    age: int = 0  # block rounds since it was last measured
+
+
+class AdaptiveDraftLength(DraftLength):
+    """The block that promises the most tokens a second; with ``nominal`` costs it depends on tokens alone."""
+
+    def __init__(self, block_size: int, others: Sequence[int] = CANDIDATES, *, nominal: bool = False) -> None:
+        self.blocks = tuple(sorted({b for b in (*others, block_size) if 2 <= b <= 2 * block_size}))
+        super().__init__(max(self.blocks, default=1))
+        self._own, self._nominal = block_size, nominal
+        self._lengths = {b: _Length(PLAIN_TRIALS if nominal else -1) for b in (1, *self.blocks)}
+        self._lengths[1].rounds = max(self._lengths[1].rounds, 0)
+        nominal_costs = {1: 1.0} | {b: NOMINAL_ROUND + NOMINAL_TOKEN * b for b in self.blocks}
+        self._costs = nominal_costs if nominal else {}  # as believed at present
+        self._all = [(0.0, 0.0)] * (self.largest - 1)  # confirmations and trials of each draft, all sequences
         self.start()
 
     def start(self) -> None:
-        """See `DraftLength.start`. Costs are kept."""
-        self._costs.pause()
-        self._chances.start()
-        self._plain_run = 0  # plain steps since the last block
-        self._wait = PROBE_AFTER
-        self._fresh = True  # no block yet; the first also takes in the prompt, and its cost says nothing
+        """Begin a sequence; costs and the chances of all sequences are kept."""
+        self._block, self._level, self._rounds = 0, 0.0, 0  # of the rounds with the present block
+        self._before: tuple[int, float] = 0, 0.0  # block and level of the rounds before these
+        self._sequence = [(0.0, 0.0)] * (self.largest - 1)  # as `_all`, of this sequence
+        self._expected: list[float] = []
+        self._plain_run, self._wait = 0, PROBE_AFTER  # plain steps since the last block, and until a probe
+        self._fresh = True  # no block yet: the first also takes in the prompt, its cost says nothing
         self._probing = False
-        self._wished = 0  # the length asked for last
+        self._asked = 0  # the length chosen last
 
     def choose(self, remaining: int) -> int:
-        """See `DraftLength.choose`."""
+        """A length to be measured, the best one, or now and then a short one to see whether blocks pay."""
         if remaining <= 1 or not self.blocks:
             return 1
-        self._wished = min(self._wish(remaining), remaining)
-        return self._wished
+        block = 1
+        if self._lengths[self._own].rounds < TRIALS:
+            block = self._own
+        elif self._lengths[1].rounds >= PLAIN_TRIALS:
+            best = max(self.blocks, key=lambda b: self._rate(b) * (SWITCH_MARGIN if b == self._own else 1.0))
+            if self._rate(best) > self._rate(1):
+                block = best if self._nominal or self._fresh else self._overdue(best, remaining)
+            elif self._fresh or self._plain_run >= self._wait:
+                self._probing, block = True, self.blocks[0]
+        self._asked = min(block, remaining)
+        return self._asked
 
-    def _wish(self, remaining: int) -> int:
-        if not self._costs.knows(self._first, TRIALS):
-            return self._first
-        if not self._costs.knows(1, PLAIN_TRIALS):
-            return 1
-        best = max(self.blocks, key=self._promise)
-        if self._rate(best) > self._rate(1):
-            return self._forgotten(best, remaining) or best
-        self._probing = self._fresh or self._plain_run >= self._wait
-        return self.blocks[0] if self._probing else 1
-
-    def _forgotten(self, best: int, remaining: int) -> int | None:
-        """A length that was not measured for long, while blocks were used, and that there is room for."""
-        if not self._measures or self._fresh:
-            return None
-        fast = self._rate(best) / FAR_AHEAD
-        for block, age in self._ages.items():
-            wait = AGAIN if self._rate(block) > fast else SELDOM
-            due = age >= wait * min(max(self._costs.comparisons(block), 1) / OFTEN, 1)
+    def _overdue(self, best: int, remaining: int) -> int:
+        """A length that was not measured for long while blocks were used, and that fits; else the best."""
+        for block, length in self._lengths.items():
+            wait = REMEASURE_SLOW_AFTER if SLOW * self._rate(block) <= self._rate(best) else REMEASURE_AFTER
+            due = length.age >= wait * min(max(length.comparisons, 1) / WELL_COMPARED, 1)
             if due and block != best and block <= remaining:
                 return block
-        return None
+        return best
 
     def record(self, block: int, accepted: int, seconds: float) -> None:
-        """See `DraftLength.record`."""
+        """Learn from a round."""
         if block == 1:
-            if self._plain_run:  # the first step of a spell is not pipelined yet
-                self._costs.record(1, seconds)
-                self._ages[1] = 0
+            if self._plain_run:  # the first plain step after a block is not pipelined yet
+                self._measure(1, seconds)
+                self._lengths[1].age = 0
             self._plain_run += 1
             return
-        tried = max(block, self._wished)  # a drafter may have less to propose than it was asked for
-        self._ages = {each: 0 if each == tried else age + 1 for each, age in self._ages.items()}
+        tried = max(block, self._asked)
+        for size, length in self._lengths.items():
+            length.age = 0 if size == tried else length.age + 1
         if not self._fresh and block == tried:  # short drafts of a mixed drafter are of the cheap kind
-            self._costs.record(block, seconds)
-        self._chances.record(block, accepted)
+            self._measure(block, seconds)
+        for position in range(min(block - 1, accepted + 1)):  # the draft after the confirmed ones was refused
+            for table, decay in ((self._all, GLOBAL_DECAY), (self._sequence, SEQUENCE_DECAY)):
+                hits, trials = table[position]
+                table[position] = decay * hits + (position < accepted), decay * trials + 1
+        self._expected.clear()
         if self._probing:  # if a probe changes nothing, wait longer for the next
             pays = max(map(self._rate, self.blocks)) > self._rate(1)
             self._wait = PROBE_AFTER if pays else min(2 * self._wait, PROBE_AT_MOST)
         self._fresh = self._probing = False
         self._plain_run = 0
 
+    def _measure(self, block: int, seconds: float) -> None:
+        """Compare a round's cost with the cost before a change of blocks; both lengths learn from it."""
+        new = self._lengths.get(block)
+        if self._nominal or new is None or seconds <= 0:  # None: a block cut short
+            return
+        new.rounds, cost = new.rounds + 1, log(seconds)
+        if new.rounds < 1:
+            return
+        if block != self._block:
+            self._before, self._block, self._level, self._rounds = (self._block, self._level), block, cost, 0
+        self._level += EMA_ALPHA * (cost - self._level)
+        self._rounds += 1
+        if all(length.log_cost is None for length in self._lengths.values()):
+            new.log_cost = cost
+        if not self._before[0] or self._rounds > COMPARED:
+            return
+        old, difference = self._lengths[self._before[0]], cost - self._before[1]
+        if new.log_cost is not None and old.log_cost is not None:
+            surprise = min(max(difference - new.log_cost + old.log_cost, -MAX_SURPRISE), MAX_SURPRISE)
+            new.log_cost += surprise * max(1 / (new.comparisons + 2), MIN_STEP)
+            old.log_cost -= surprise * max(1 / (old.comparisons + 2), MIN_STEP)
+        elif old.log_cost is not None:
+            new.log_cost = old.log_cost + difference
+        elif new.log_cost is not None:
+            old.log_cost = new.log_cost - difference
+        else:
+            return
+        new.comparisons += 1
+        old.comparisons += 1
+        self._costs.clear()
+
     def expected(self, block: int) -> float:
         """E(B): tokens a round with this block is expected to emit."""
-        return self._chances.expected()[block - 1]
-
-    def cost(self, block: int) -> float:
-        """c(B), to be compared with those of other blocks; see `Costs.of`."""
-        return self._costs.of(block)
-
-    def _rate(self, block: int) -> float:
-        """Tokens a second."""
-        return self.expected(block) / self.cost(block)
-
-    def _promise(self, block: int) -> float:
-        """The rate, as blocks are compared: chances learned with one of them flatter the others a little."""
-        return self._rate(block) * (LOYALTY if block == self._first else 1.0)
-
-
-class Chances:
-    """p_j: how often the draft at each position is confirmed, given that those before it were."""
-
-    def __init__(self, drafts: int) -> None:
-        self._all = [[0.0, 0.0] for _ in range(drafts)]  # confirmations and trials, all sequences
-        self._own = [[0.0, 0.0] for _ in range(drafts)]  # … of the present one
-        self._expected: list[float] | None = None
-
-    def start(self) -> None:
-        """A new sequence begins."""
-        self._own = [[0.0, 0.0] for _ in self._all]
-        self._expected = None
-
-    def record(self, block: int, accepted: int) -> None:
-        """A round confirmed the first ``accepted`` drafts; the next one, if any, was tried and was not."""
-        for position in range(min(block - 1, accepted + 1)):
-            for table, kept in ((self._all, FORGET_SLOWLY), (self._own, FORGET)):
-                table[position][0] = kept * table[position][0] + (position < accepted)
-                table[position][1] = kept * table[position][1] + 1
-        self._expected = None
-
-    def expected(self) -> list[float]:
-        """E(1), E(2) … by the chances as they are believed to be."""
-        if self._expected is None:
+        if not self._expected:
             self._expected, chance, reached = [1.0], PRIOR_CHANCE, 1.0
-            for (hits, trials), (own_hits, own_trials) in zip(self._all, self._own, strict=True):
-                prior = (hits + KINSHIP * chance) / (trials + KINSHIP)
-                chance = (own_hits + HERITAGE * prior) / (own_trials + HERITAGE)
+            for (hits, trials), (own_hits, own_trials) in zip(self._all, self._sequence, strict=True):
+                prior = (hits + PRIOR_STRENGTH * chance) / (trials + PRIOR_STRENGTH)
+                chance = (own_hits + GLOBAL_PRIOR_STRENGTH * prior) / (own_trials + GLOBAL_PRIOR_STRENGTH)
                 reached *= chance
                 self._expected.append(self._expected[-1] + reached)
-        return self._expected
+        return self._expected[block - 1]
 
-
-class Costs:
-    """c(B): what a round costs beside others, from the rounds that were measured."""
-
-    def __init__(self, blocks: Sequence[int], *, nominal: bool) -> None:
-        self._nominal = nominal
-        self._cold = set(blocks)  # blocks whose first round, with its one-time costs, is to come
-        self._rounds = dict.fromkeys((1, *blocks), 0)
-        self._comparisons = dict.fromkeys((1, *blocks), 0)
-        self._logs: dict[int, float] = {}  # of costs, as far as they were measured
-        self._known: dict[int, float] = {}
-        self.pause()
-
-    def pause(self) -> None:
-        """What comes next is too long after what came before to be compared with it."""
-        self._spell: _Spell | None = None  # of rounds with the same block
-        self._before: _Spell | None = None
-
-    def knows(self, block: int, rounds: int) -> bool:
-        """Whether so many rounds of this block were measured."""
-        return self._nominal or self._rounds[block] >= rounds
-
-    def comparisons(self, block: int) -> int:
-        """How often this block was compared with others."""
-        return self._comparisons[block]
-
-    def record(self, block: int, seconds: float) -> None:
-        """A round took so long; the first of each block is not counted, nor are blocks cut short."""
-        if self._nominal or block not in self._rounds or seconds <= 0:
-            return
-        if block in self._cold:
-            self._cold.discard(block)
-            return
-        cost = log(seconds)
-        self._rounds[block] += 1
-        if self._spell is None or block != self._spell.block:
-            self._before, self._spell = self._spell, _Spell(block, cost)
-        self._spell.add(cost)
-        if not self._logs:
-            self._logs[block] = cost
-        elif self._before is not None and self._spell.rounds <= COMPARED:
-            self._compare(block, self._before.block, cost - self._before.level)
-
-    def _compare(self, block: int, other: int, difference: float) -> None:
-        """The costs' logarithms were seen to differ so much: both give way, the lesser known one more."""
-        if other not in self._logs and block not in self._logs:
-            return
-        if block not in self._logs:
-            self._logs[block] = self._logs[other] + difference
-        elif other not in self._logs:
-            self._logs[other] = self._logs[block] - difference
+    def cost(self, block: int) -> float:
+        """c(B), relative to other blocks; where little is known of it, near a least-squares line of these."""
+        if block in self._costs:
+            return self._costs[block]
+        lengths, length = self._lengths.items(), self._lengths[block]
+        points = [(b, exp(n.log_cost), 1 + n.comparisons) for b, n in lengths if n.log_cost is not None]
+        points = [point for point in points if point[0] > 1] if len(points) > 2 else points
+        total = sum(w for *_, w in points)
+        mean, level = sum(w * x for x, _, w in points) / total, sum(w * y for _, y, w in points) / total
+        spread = sum(w * (x - mean) ** 2 for x, _, w in points)
+        slope = sum(w * (x - mean) * (y - level) for x, y, w in points) / spread if spread else 0.0
+        cost = max(level + max(slope, 0.0) * (block - mean), MIN_COST * min(y for _, y, _ in points))
+        if length.log_cost is None:
+            cost *= OPTIMISM
         else:
-            surprise = difference - (self._logs[block] - self._logs[other])
-            surprise = min(max(surprise, -OUTLIER), OUTLIER)
-            self._logs[block] += surprise * self._give(block)
-            self._logs[other] -= surprise * self._give(other)
-        self._comparisons[block] += 1
-        self._comparisons[other] += 1
-        self._known.clear()
+            trials, own = length.comparisons, exp(length.log_cost)
+            cost = own if block == 1 or trials > TRIALS else (trials * own + cost) / (trials + 1)
+        self._costs[block] = cost
+        return cost
 
-    def _give(self, block: int) -> float:
-        return max(1 / (self._comparisons[block] + 2), GIVE)
-
-    def of(self, block: int) -> float:
-        """What a round of this block takes, measured or guessed, beside others: in seconds of the very first
-        round, as fast as the machine was then, or, if nominal, in plain steps.
-        """
-        if self._nominal:
-            return 1.0 if block == 1 else NOMINAL_ROUND + NOMINAL_TOKEN * block
-        if block not in self._known:
-            self._known[block] = self._estimate(block)
-        return self._known[block]
-
-    def _estimate(self, block: int) -> float:
-        trials = self._comparisons[block]
-        if block not in self._logs:  # a little hope, so that it gets its trial when it would matter
-            return HOPE * self._line(block)
-        own = exp(self._logs[block])
-        return own if block == 1 or trials > TRIALS else (trials * own + self._line(block)) / (trials + 1)
-
-    def _line(self, block: int) -> float:
-        """The cost on a straight line through the blocks that were measured, by least squares."""
-        points = [(size, exp(cost), 1 + self._comparisons[size]) for size, cost in self._logs.items()]
-        blocks = [point for point in points if point[0] > 1]
-        points = blocks if len(blocks) > 1 else points
-        total = sum(weight for *_, weight in points)
-        size = sum(weight * x for x, _, weight in points) / total
-        seconds = sum(weight * y for _, y, weight in points) / total
-        spread = sum(weight * (x - size) ** 2 for x, _, weight in points)
-        slope = sum(w * (x - size) * (y - seconds) for x, y, w in points) / spread if spread else 0.0
-        return max(seconds + max(slope, 0.0) * (block - size), LEAST * min(cost for _, cost, _ in points))
-
-
-@dataclass
-class _Spell:
-    """Rounds of the same block, one after the other.
-
-    Attributes:
-        block: their length.
-        level: the logarithm of what they take at present.
-        rounds: how many there were.
-    """
-
-    block: int
-    level: float
-    rounds: int = 0
-
-    def add(self, cost: float) -> None:
-        """One more round; ``cost`` is a logarithm."""
-        self.level += SWAY * (cost - self.level)
-        self.rounds += 1
-
-
-class Tour:
-    """Tries every block of an adaptive draft length in turn, so that it knows what they cost."""
-
-    def __init__(self, draft_length: AdaptiveDraftLength) -> None:
-        self._pace = draft_length
-        self.largest = draft_length.largest
-        self._asked = 0
-        self._stops = [block for block in draft_length.blocks for _ in range(TRIALS + 1)] + [1] * (
-            PLAIN_TRIALS + 2
-        )
-
-    def start(self) -> None:
-        """As the draft length itself."""
-        self._pace.start()
-
-    @property
-    def finished(self) -> bool:
-        """Whether every stop was made."""
-        return not self._stops
-
-    def choose(self, remaining: int) -> int:
-        """The next stop of the tour, then whatever the draft length wants."""
-        if not self._stops:
-            return self._pace.choose(remaining)
-        self._asked = min(self._stops[0], remaining)
-        return self._asked
-
-    def record(self, block: int, accepted: int, seconds: float) -> None:
-        """Passed on."""
-        if self._stops and self._stops[0] in (block, self._asked):  # a drafter may propose less
-            self._stops.pop(0)
-        self._pace.record(block, accepted, seconds)
+    def _rate(self, block: int) -> float:
+        return self.expected(block) / self.cost(block)

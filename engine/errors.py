@@ -6,7 +6,7 @@
     │   ├── ModelError               a model folder: missing, corrupt, unsupported
     │   │   └── DrafterMismatchError      a drafter that belongs to another target
     │   ├── UnknownModel             a model id or KV channel that a registry does not have
-    │   │   └── ModelNotHere         one it has, whose files are not on this machine
+    │   │   └── ModelNotHere         a model it has, whose files are not on this machine
     │   └── PromptError              a prompt or a prompt file
     └── GenerationError              decoding stopped in a way that is not the caller's fault
 
@@ -26,7 +26,7 @@ class EngineError(Exception):
 
 
 class InputError(EngineError):
-    """What the caller gave cannot be used; the message says what and how to mend it."""
+    """What the caller gave cannot be used; the message says what and the remedy."""
 
 
 class ConfigurationError(InputError):
@@ -42,7 +42,7 @@ class DrafterMismatchError(ModelError):
 
 
 class UnknownModel(InputError):
-    """No model of a registry answers to an id, or no KV channel to its name."""
+    """A registry has no model of that id, or no KV channel of that name."""
 
 
 class ModelNotHere(UnknownModel):

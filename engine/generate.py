@@ -33,19 +33,12 @@ THINKING_NAMES = ("enable_thinking", "thinking")
 
 @dataclass(frozen=True)
 class ChatSwitches:
-    """How conversations are put to the model.
+    """How conversations are put to the model."""
 
-    Attributes:
-        chat: texts go through the chat template too, as a user's turn.
-        thinking: ``on`` or ``off`` tells the template; ``default`` leaves it to the template.
-        channel_prefix: text that the model's turn begins with.
-        system: a system turn before the conversation.
-    """
-
-    chat: bool = False
-    thinking: str = "default"
-    channel_prefix: str | None = None
-    system: str | None = None
+    chat: bool = False  # texts go through the chat template too, as a user's turn
+    thinking: str = "default"  # ``on`` or ``off`` tells the template; ``default`` leaves it to the template
+    channel_prefix: str | None = None  # text that the model's turn begins with
+    system: str | None = None  # a system turn before the conversation
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
@@ -58,12 +51,9 @@ class ChatSwitches:
     @property
     def given(self) -> list[str]:
         """The switches that say something to the chat template."""
-        said = {
-            "--thinking": self.thinking != "default",
-            "--channel-prefix": self.channel_prefix is not None,
-            "--system": self.system is not None,
-        }
-        return [name for name, given in said.items() if given]
+        thinking = None if self.thinking == "default" else self.thinking
+        named = {"--thinking": thinking, "--channel-prefix": self.channel_prefix, "--system": self.system}
+        return [name for name, value in named.items() if value is not None]
 
 
 def encode(
@@ -82,8 +72,8 @@ def encode(
         tokenizer: mlx-lm's wrapper.
         vocab_size: tokens the model knows.
         context: positions the model was made for, None if unknown.
-        switches: how conversations are put to the model; as its template does by itself if not given.
-        name: what messages call the prompt.
+        switches: how conversations are put to the model.
+        name: what errors call the prompt.
 
     Raises:
         PromptError: it says nothing, is not valid Unicode, does not fit the context, or the chat template is
@@ -166,6 +156,9 @@ class SamplingOptions:
         return Stops(() if self.ignore_stops else target.stops, self.stop_texts, target.tokenizer)
 
 
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
 @dataclass(frozen=True)
 class GenerateSwitches:
     """What the command line can set about one generation; penalties are mlx-lm's, 0 for none."""
@@ -185,7 +178,7 @@ class GenerateSwitches:
         """Raise ConfigurationError where a switch does not make sense."""
         if self.max_tokens < 1:
             raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        for name in PENALTIES:
             if not isfinite(getattr(self, name)):
                 flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(f"{flag} must be a finite number, not {getattr(self, name)}")
@@ -199,11 +192,7 @@ class GenerateSwitches:
 
     def options(self) -> SamplingOptions:
         """The same as the loop takes it."""
-        processors = make_logits_processors(
-            repetition_penalty=self.repetition_penalty or None,
-            presence_penalty=self.presence_penalty or None,
-            frequency_penalty=self.frequency_penalty or None,
-        )
+        processors = make_logits_processors(**{name: getattr(self, name) or None for name in PENALTIES})
         return SamplingOptions(self._sampling, tuple(processors), self.stop)
 
     @property
@@ -274,10 +263,6 @@ def generate(
         options: how tokens are chosen; greedily and to the model's stop tokens if not given.
         draft_length: chooses the blocks.
         text: turn tokens to text as they come; otherwise steps and outcome have none.
-
-    Raises:
-        PromptError: the prompt is empty.
-        ConfigurationError: an option does not make sense.
     """
     started = perf_counter()
     with engine.open_session(draft_length.largest) as session:
@@ -308,19 +293,9 @@ def generate_in_session(
     started: float | None = None,
     text: bool = True,
 ) -> Generator[TextStep]:
-    """Continue a prompt in an open session, which stays open; see `generate`.
+    """Continue a prompt in an open session of the target, which stays open.
 
-    Args:
-        target: the session's.
-        session: keeps what it holds of the prompt.
-        prompt: token ids.
-        max_tokens: emit at most so many.
-        options: see `generate`.
-        draft_length: chooses the blocks.
-        prefill_chunk: prompt positions per forward.
-        diagnosis: see `engine.decode.Diagnosis`.
-        started: when the prefill began, by `perf_counter`; now if not given.
-        text: turn tokens to text as they come.
+    See `generate` and `engine.decode.decode`; ``started`` is when the prefill began, by `perf_counter`.
     """
     options = options or SamplingOptions()
     stops, drafter = options.stops(target), session.drafter

@@ -1,16 +1,16 @@
 """Grammars: which tokens may follow, by JSON Schema or Lark, as a logits processor of the round loop.
 
 Masks are llguidance's. A text may end where the grammar says it is complete and nowhere else; ``max_tokens``
-may cut it before. Nothing here chooses tokens, and no schema is fetched from anywhere. Speculation stays
-exact: every row of a block is masked as the drafts before it require, and a draft that leaves the grammar has
-no probability in its own row, so that the rows behind it are never looked at.
+may cut it before. No schema is fetched from anywhere. Speculation stays exact: every row of a block is masked
+as the drafts before it require, and a draft that leaves the grammar has no probability in its own row, so
+that the rows behind it are never looked at.
 """
 
 import json
 import re
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ from engine.errors import ConfigurationError, GenerationError, wrap_errors
 from engine.grammar_trial import new_matcher
 
 LONGEST = 65_536  # characters of a schema or grammar
-# Tokens by their ids, which the trial's vocabulary of bytes does not have: one of its own stands for them.
+# Tokens by their ids, which the trial's vocabulary of bytes does not have: one of its own replaces them.
 NAMED, STAND_IN = re.compile(r"<\[[0-9]{1,7}\]>"), "<[257]>"
 REMEMBERED = 32  # compiled grammars of a vocabulary
 # Between JSON's tokens: nothing, a space, or a new line and its indentation. More would let a model go on
-# with blanks for ever. What else a schema may ask llguidance for would make texts that do not satisfy it.
+# with blanks for ever. Other styles a schema may ask llguidance for make texts that do not satisfy it.
 JSON_STYLE = {
     "whitespace_pattern": r"( |\r?\n[ \t]{0,32})",
     "item_separator": ",",
@@ -47,11 +47,7 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        """Read the tokenizer.
-
-        Args:
-            tokenizer: mlx-lm's wrapper of a fast one; any of its ``eos_token_ids`` ends a text.
-            vocab_size: rows of the model's head; those without a token of the tokenizer are never allowed.
+        """Read mlx-lm's wrapper of a fast tokenizer; rows of the head without a token are never allowed.
 
         Raises:
             ConfigurationError: the tokenizer is of another kind, has more tokens than the model, or none
@@ -64,19 +60,15 @@ class Vocabulary:
         self.compiled = lru_cache(REMEMBERED)(self._compiled)
 
     def _compiled(self, source: str) -> LLMatcher:
-        """A matcher of a grammar in llguidance's own JSON, to be copied and not used.
-
-        Raises:
-            ConfigurationError: the grammar cannot be used.
-        """
+        """A matcher of a grammar in llguidance's own JSON, to be copied and not used."""
         program = [sys.executable, "-I", str(Path(grammar_trial.__file__))]
-        said = printed_by(program, given=NAMED.sub(STAND_IN, source))
-        if said is None:
-            raise _refusal("it takes too much time or memory to prepare, or is nested too deeply")
-        with wrap_errors(_refusal):
-            _raise_if(json.loads(said))
+        printed = printed_by(program, given=NAMED.sub(STAND_IN, source))
+        if printed is None:
+            raise _unusable("it takes too much time or memory to prepare, or is nested too deeply")
+        with wrap_errors(_unusable):
+            _check(json.loads(printed))
             matcher = new_matcher(self._tokenizer, source)
-            _raise_if(matcher.get_error())
+            _check(matcher.get_error())
         return matcher
 
 
@@ -84,11 +76,7 @@ class Grammar:
     """What a text has to be; serves any number of texts."""
 
     def __init__(self, vocabulary: Vocabulary, source: str) -> None:
-        """Compile a grammar in llguidance's own JSON; the named constructors make it.
-
-        Raises:
-            ConfigurationError: the grammar cannot be used.
-        """
+        """Compile a grammar in llguidance's own JSON; ConfigurationError where it cannot be used."""
         self._vocabulary = vocabulary
         self._matcher = vocabulary.compiled(source)
 
@@ -100,9 +88,8 @@ class Grammar:
             ConfigurationError: the schema is not valid, has keywords that cannot be enforced or references to
                 other documents, is too large, or no text satisfies it.
         """
-        with wrap_errors(_refusal):
-            text = json.dumps(schema, allow_nan=False)
-            _refuse_long(text)
+        with wrap_errors(_unusable):
+            text = _checked_length(json.dumps(schema, allow_nan=False))
             source = LLMatcher.grammar_from_json_schema(
                 text,
                 overrides=JSON_STYLE,  # type: ignore[arg-type]  # its type has no name outside of stubs
@@ -116,14 +103,9 @@ class Grammar:
 
     @classmethod
     def lark(cls, vocabulary: Vocabulary, text: str) -> "Grammar":
-        """A context-free grammar in llguidance's dialect of Lark; ``<[ID]>`` names a token by its id.
-
-        Raises:
-            ConfigurationError: the grammar is not valid, too large, or no text satisfies it.
-        """
-        with wrap_errors(_refusal):
-            _refuse_long(text)
-            source = LLMatcher.grammar_from_lark(text)
+        """A context-free grammar in llguidance's dialect of Lark; ``<[ID]>`` names a token by its id."""
+        with wrap_errors(_unusable):
+            source = LLMatcher.grammar_from_lark(_checked_length(text))
         return cls(vocabulary, source)
 
     def processor(self, prompt_length: int) -> "Mask":
@@ -134,7 +116,7 @@ class Grammar:
 class Mask:
     """A logits processor of the round loop: forbids what would leave the grammar, in one text.
 
-    It has to be asked as the loop asks: row by row, each with one token more than the last, and from where a
+    It has to be called as the loop does: row by row, each with one token more than the last, and from where a
     round's first row was with tokens that stay.
     """
 
@@ -143,18 +125,12 @@ class Mask:
         self._vocabulary, self._matcher, self._prompt_length = vocabulary, matcher, prompt_length
         self._known: list[int] = []  # generated tokens as of the last row, drafts among them
         self._settled = 0  # so many of them will not change
-        self._consumed = 0  # so many of them the matcher has taken in
+        self._consumed = 0  # so many of them the matcher has read
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Mask a row.
+        """Mask logits [1, V] after prompt and text so far [N]; tokens not known yet are waited for.
 
-        Args:
-            tokens: prompt and text so far [N]; what is not known yet is read, and waited for.
-            logits: [1, V].
-
-        Returns:
-            The logits, -inf where a token may not follow. Behind a token that ended the text or left the
-            grammar only the tokens that end a text may.
+        Behind a token that ended the text or left the grammar only the tokens that end a text are allowed.
 
         Raises:
             GenerationError: the text came to a point where the grammar cannot be followed further.
@@ -178,7 +154,9 @@ class Mask:
             start = min(self._settled, count)
             self._settled = count
         fresh = read_tail(tokens, self._prompt_length + start)
-        same = start + _common(self._known[start:], fresh)
+        pairs = enumerate(zip(self._known[start:], fresh, strict=False))
+        shorter = min(before - start, len(fresh))
+        same = start + next((index for index, (old, new) in pairs if old != new), shorter)
         self._known[same:] = fresh[same - start :]
         if self._consumed > same:
             self._matcher.rollback(self._consumed - same)
@@ -196,33 +174,28 @@ class Mask:
 def nameless(text: str) -> str:
     """The same JSON, written so that no string in it looks like the name of a token.
 
-    The trial has another token for each of those. Of a schema, keys would fall together, and what is compiled
-    after the trial would not be what went through it.
+    The trial has another token for each of those, so keys of a schema would fall together, and what is
+    compiled would not be what was tried.
     """
     return text.replace("<[", r"\u003c[")
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common beginning."""
-    shorter = min(len(left), len(right))
-    return next((index for index in range(shorter) if left[index] != right[index]), shorter)
 
 
 def _refuse_tokenizer(why: str) -> ConfigurationError:
     return ConfigurationError(f"this model's tokenizer cannot follow grammars: {why}")
 
 
-def _refusal(why: str) -> ConfigurationError:
+def _unusable(why: str) -> ConfigurationError:
     return ConfigurationError(f"the grammar cannot be used: {why}")
 
 
-def _refuse_long(text: str) -> None:
+def _checked_length(text: str) -> str:
     if len(text) > LONGEST:
-        raise _refusal(f"it has {len(text)} characters, more than {LONGEST}")
+        raise _unusable(f"it has {len(text)} characters, more than {LONGEST}")
+    return text
 
 
-def _raise_if(reason: str) -> None:
-    """Raise what llguidance has against a grammar, if anything."""
+def _check(reason: str) -> None:
+    """Raise what llguidance reports of a grammar, if anything."""
     if reason:
         raise ValueError(_words(reason, "no text satisfies it"))
 

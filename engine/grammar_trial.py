@@ -3,7 +3,7 @@
 llguidance works through a hostile schema for minutes, and some end the process: chains of references overflow
 the stack. So `engine.grammar` has every grammar compiled here first, by bytes instead of a model's tokens.
 Run as a program this reads a grammar in llguidance's JSON from its input and prints, as JSON, what llguidance
-has against it; it does not return where a limit is hit.
+finds wrong with it; it does not return where a limit is hit.
 """
 
 import json
@@ -31,7 +31,7 @@ def new_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def main() -> None:
-    """Compile what stands in the input."""
+    """Compile the grammar in the input."""
     for limit, value in (
         (resource.RLIMIT_CPU, SECONDS),
         (resource.RLIMIT_AS, BYTES),

@@ -1,7 +1,7 @@
 """How likely each emitted token was, and which tokens were likeliest in its place.
 
 Natural logarithms of the softmax, in float32, of the logits that processors leave, before temperature and
-filters, as mlx-lm reports them. Worked out in graph; the host gets them as integers beside the tokens.
+filters, as mlx-lm reports them. Worked out in graph; the host gets them as integers behind the tokens.
 """
 
 from array import array
@@ -18,17 +18,12 @@ MOST = 20  # of the likeliest tokens, at each position
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """One emitted token.
-
-    Attributes:
-        token: its id.
-        logprob: its log-probability, at most 0.
-        top: ids and log-probabilities of the likeliest tokens in falling order, of equals the lower id first;
-            tokens without any probability are left out.
-    """
+    """One emitted token."""
 
     token: int
-    logprob: float
+    logprob: float  # at most 0
+    # ids and log-probabilities of the likeliest in falling order, of equals the lower id first; tokens
+    # without any probability are left out
     top: tuple[tuple[int, float], ...]
 
 
@@ -36,7 +31,7 @@ class Logprobs:
     """The records of rows of logits, to one array and back."""
 
     def __init__(self, count: int, vocabulary: int) -> None:
-        """Record the ``count`` likeliest of ``vocabulary`` tokens beside each emitted one.
+        """Record the ``count`` likeliest of ``vocabulary`` tokens with each emitted one.
 
         Raises:
             ConfigurationError: ``count`` is not from 0 to `MOST`.
@@ -46,7 +41,7 @@ class Logprobs:
         self._count = min(count, vocabulary)
 
     def pack(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Records of tokens [N], each taken from its row of logits [N, V]: int32 [N * (1 + 2 * count)].
+        """Records of tokens [N], each of its row of logits [N, V]: int32 [N * (1 + 2 * count)].
 
         A row is the token's log-probability, those of the likeliest, and the ids of these.
         """
@@ -56,18 +51,14 @@ class Logprobs:
         own = mx.take_along_axis(scores, tokens[:, None], axis=-1)  # [N, 1]
         if not self._count:
             return own.view(mx.int32).reshape(-1)
-        ids = self._likeliest(scores)
-        found = mx.concatenate([own, mx.take_along_axis(scores, ids, axis=-1)], axis=-1)
-        return mx.concatenate([found.view(mx.int32), ids], axis=-1).reshape(-1)
-
-    def _likeliest(self, scores: mx.array) -> mx.array:
-        """Ids of the likeliest tokens of each row [N, V], in falling order, int32 [N, count]."""
         bits = (scores + 0.0).view(mx.int32)  # floats are ordered as their bits, negative ones the other way
         order = mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(mx.int64)
         size = scores.shape[-1]
         keys = order * size + (size - 1 - mx.arange(size, dtype=mx.int64))  # no two are equal
         best = mx.sort(mx.topk(keys, self._count, axis=-1), axis=-1)[:, ::-1]
-        return (size - 1 - best % size).astype(mx.int32)
+        ids = (size - 1 - best % size).astype(mx.int32)
+        found = mx.concatenate([own, mx.take_along_axis(scores, ids, axis=-1)], axis=-1)
+        return mx.concatenate([found.view(mx.int32), ids], axis=-1).reshape(-1)
 
     def unpack(self, tokens: Sequence[int], numbers: Sequence[int]) -> tuple[TokenLogprob, ...]:
         """The records of the first rows packed, one for each token."""

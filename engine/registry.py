@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
@@ -32,7 +32,7 @@ from engine.cache.transaction import members_of, new_caches
 from engine.config import Options, parse_block
 from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import KINDS, WITH_LOOKUP, kind_of
+from engine.drafters.registry import WITH_LOOKUP, read_spec
 from engine.errors import (
     ConfigurationError,
     DrafterMismatchError,
@@ -59,17 +59,28 @@ NAME = "^[a-z0-9][a-z0-9.-]*$"
 
 # What is downloaded of a repository: no Python, and nothing that would be unpickled.
 FETCHED = (
-    *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
-    *(
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "tekken.json",
-        "vocab.json",
-        "merges.txt",
-    ),
-    *("special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja"),
-)
+    "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
+)  # fmt: skip
+
+# Name, policy, description. Restored policies have no channel: they need a projector, and bound nothing.
+_BUILT_IN = """
+native               native                 all that the model can see, as it is
+full-kv              full-kv                sliding layers keep all positions, to go on from any of them
+sliding-bounded-16   sliding-bounded:0,16   sliding layers keep 16 positions; full layers all
+sliding-bounded-512  sliding-bounded:0,512  sliding layers keep 512 positions; full layers all
+sink-window-256      sink-window:4,256      the first 4 and the last 256 positions; the rest is forgotten
+sink-window-1024     sink-window:4,1024     the first 4 and the last 1,024 positions
+sink-window-4096     sink-window:4,4096     the first 4 and the last 4,096 positions
+affine8              affine:8,64            8 bits a value in mlx's affine code, which attention reads
+affine4              affine:4,64            4 bits a value, likewise
+rotated8             rotated:8,64           8 bits a value after a Hadamard rotation
+rotated4             rotated:4,64           4 bits a value, likewise; what affine4 costs, with less error
+lattice-d4           lattice:d4,38          points of the lattice D4 as the published codec gives them
+lattice-e8           lattice:e8,38          points of the lattice E8 as the published codec gives them
+lattice-packed       lattice-packed:e8,5    points of the lattice E8 in exactly 5 bits a value
+"""
 
 
 @dataclass(frozen=True)
@@ -81,32 +92,9 @@ class Channel:
     description: str = ""
 
 
-# Restored policies have no channel: they need a projector of the model, and bound nothing.
 CHANNELS: Mapping[str, Channel] = {
     name: Channel(name, parse_policy(policy), description)
-    for name, policy, description in (
-        ("native", "native", "all that the model can see, as it is"),
-        ("sliding-bounded-16", "sliding-bounded:0,16", "sliding layers keep 16 positions; full layers all"),
-        (
-            "sliding-bounded-512",
-            "sliding-bounded:0,512",
-            "sliding layers keep 512 positions; full layers all",
-        ),
-        (
-            "sink-window-256",
-            "sink-window:4,256",
-            "the first 4 and the last 256 positions; the rest is forgotten",
-        ),
-        ("sink-window-1024", "sink-window:4,1024", "the first 4 and the last 1,024 positions"),
-        ("sink-window-4096", "sink-window:4,4096", "the first 4 and the last 4,096 positions"),
-        ("affine8", "affine:8,64", "8 bits a value in mlx's affine code, which attention reads"),
-        ("affine4", "affine:4,64", "4 bits a value, likewise"),
-        ("rotated8", "rotated:8,64", "8 bits a value after a Hadamard rotation"),
-        ("rotated4", "rotated:4,64", "4 bits a value, likewise; what affine4 costs, with less error"),
-        ("lattice-d4", "lattice:d4,38", "points of the lattice D4 as the published codec gives them"),
-        ("lattice-e8", "lattice:e8,38", "points of the lattice E8 as the published codec gives them"),
-        ("lattice-packed", "lattice-packed:e8,5", "points of the lattice E8 in exactly 5 bits a value"),
-    )
+    for name, policy, description in (line.split(None, 2) for line in _BUILT_IN.strip().splitlines())
 }
 NATIVE = CHANNELS["native"]
 
@@ -123,9 +111,10 @@ class PolicyRange:
     def parse(cls, text: str) -> "PolicyRange":
         """Read a range; ConfigurationError where an end is no policy, or one that requests cannot have."""
         low, high = (parse_policy(re.sub(r"(\d+)\.\.(\d+)", rf"\{end}", text)) for end in (1, 2))
-        if low.kind == NATIVE.name or low.source is not None:
-            raise ConfigurationError(f"{text!r} cannot be opened to requests; leave it out")
-        return cls(text, low, high)
+        found = cls(text, low, high)
+        if low.kind == NATIVE.name or low.source is not None or low not in found:
+            raise ConfigurationError(f"{text!r} holds no policy that requests may have; leave it out")
+        return found
 
     def __contains__(self, policy: KVPolicy) -> bool:
         parts = [re.split("[:,@]", each.spec) for each in (self.low, policy, self.high)]
@@ -160,23 +149,14 @@ class _Table(BaseModel, extra="forbid", strict=True, frozen=True):
 
 
 class Source(_Table):
-    """Where a target or drafter comes from: one of `shipped`, `path` and `folder`.
+    """Where a target or drafter comes from: one of `shipped`, `path` and `folder`."""
 
-    Attributes:
-        shipped: one of the demo pair; its drafter has look-ups too.
-        path: a folder on this machine, or for a drafter any text that ``--drafter`` takes.
-        folder: looked for by this name, and in the hub's cache.
-        hub: its repository, ``OWNER/NAME``; None: it is on none.
-        revision: the commit there; None: the newest, and of the cache what it calls ``main``.
-        lookups: of a drafter: prompt look-ups draft where they fare better.
-    """
-
-    shipped: bool = False
-    path: str | None = None
-    folder: str | None = Field(None, pattern=NAME)
+    shipped: bool = False  # one of the demo pair; its drafter has look-ups too
+    path: str | None = None  # a folder on this machine, or for a drafter any text of --drafter
+    folder: str | None = Field(None, pattern=NAME)  # looked for by this name, and in the hub's cache
     hub: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
     revision: str | None = Field(None, pattern="^[0-9a-f]{40}$")
-    lookups: bool = False
+    lookups: bool = False  # of a drafter: prompt look-ups draft too, where they fare better
 
     @model_validator(mode="after")
     def _is_one(self) -> "Source":
@@ -190,26 +170,20 @@ class Source(_Table):
         return "shipped" if self.shipped else self.path or self.hub or str(self.folder)
 
 
-_FORMS = 'must be "shipped", { folder = "…", hub = "OWNER/NAME" } or { path = "/…" }'
-
-
 def _source(value: Any, info: ValidationInfo) -> Any:
     """The texts and paths of a file as the fields of a `Source`."""
-    if isinstance(value, Source):
-        return value
-    if isinstance(value, str) and (info.field_name, value.partition(":")[0]) == (
-        "drafter",
-        PromptLookup.name,
-    ):
-        return {"path": value}
-    if isinstance(value, str) and value == "shipped":
-        return {"shipped": True}
-    if not isinstance(value, dict):
-        raise ValueError(f"{_FORMS}, not {_shown(value)}")  # noqa: TRY004 - pydantic takes ValueError
-    folder = os.path.expanduser(str(value.get("path", "/")))  # leaves users that it does not know as they are
-    if not folder.startswith("/"):
-        raise ValueError(f"path must begin with / or ~/, not {_shown(folder)}")
-    return value | {"path": folder} if isinstance(value.get("path"), str) else value
+    drafts = info.field_name == "drafter" and re.fullmatch("prompt-lookup(:[0-9]{1,9})?", str(value))
+    if isinstance(value, str) and (drafts or value == "shipped"):
+        return {"path": value} if drafts else {"shipped": True}
+    if not isinstance(value, dict | Source):
+        forms = '"shipped", { folder = "…", hub = "OWNER/NAME" } or { path = "/…" }'
+        raise ValueError(f"must be {forms}, not {_shown(value)}")  # noqa: TRY004 - pydantic takes ValueError
+    if isinstance(value, dict) and isinstance(path := value.get("path"), str):
+        folder = os.path.expanduser(path)  # leaves users that it does not know as they are
+        if not folder.startswith("/"):
+            raise ValueError(f"path must begin with / or ~/, not {_shown(path)}")
+        return value | {"path": folder}
+    return value
 
 
 class TargetFacts(_Table):
@@ -226,20 +200,14 @@ class TargetFacts(_Table):
 
 
 class DrafterFacts(_Table):
-    """What the configuration of a drafter says about its target; None: it does not say.
-
-    Attributes:
-        taps: layers of the target that it reads, from 0.
-        mask_token: id of the token in place of an unknown one.
-        block: tokens of a block it was made for.
-    """
+    """What the configuration of a drafter says about its target; None: it does not say."""
 
     hidden_size: Positive | None = None
     layers: Positive | None = None
     vocab_size: Positive | None = None
-    taps: tuple[Whole, ...] = Field((), strict=False)
+    taps: tuple[Whole, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
     mask_token: Whole | None = None
-    block: Positive | None = None
+    block: Positive | None = None  # tokens of a block it was made for
 
 
 class Facts(_Table):
@@ -262,21 +230,9 @@ def _offered(value: Any, info: ValidationInfo) -> Mapping[str, Channel]:
 
 
 class ModelEntry(_Table):
-    """One model of a registry.
+    """One model of a registry; `models.toml` explains its keys."""
 
-    Attributes:
-        name: as clients ask for it.
-        summary: one line for people.
-        drafter: None: nothing drafts.
-        channels: the KV channels it offers, by name.
-        default_channel: used where none is named; "": the first.
-        block: ``auto`` or a length, as `engine.config.Options` has it; dtype and quantize likewise.
-        context: no more positions than these are used; None: as many as the model was made for.
-        chat_template_kwargs: given to the chat template unless a request says otherwise.
-        engine: the external engine that decodes it; None: this one does.
-    """
-
-    name: str = ""
+    name: str = ""  # as clients ask for it
     summary: str
     target: Annotated[Source, BeforeValidator(_source)]
     drafter: Annotated[Source, BeforeValidator(_source)] | None = None
@@ -292,16 +248,6 @@ class ModelEntry(_Table):
     engine: str | None = Field(None, pattern=NAME)
     facts: Facts = Facts()
 
-    @model_validator(mode="after")
-    def _is_consistent(self) -> "ModelEntry":
-        if not self.default_channel:
-            object.__setattr__(self, "default_channel", next(iter(self.channels)))
-        if self.default_channel not in self.channels:
-            raise ValueError(
-                f"default_channel {self.default_channel} is none of its channels: {', '.join(self.channels)}"
-            )
-        return self
-
     @property
     def lookups(self) -> bool:
         """Whether prompt look-ups draft too, where they fare better."""
@@ -311,10 +257,6 @@ class ModelEntry(_Table):
 class _ChannelTable(_Table):
     kv: Annotated[KVPolicy, _by(parse_policy, keep=False)]
     description: str = ""
-
-
-class _Requests(_Table):
-    kv: tuple[Annotated[PolicyRange, _by(PolicyRange.parse, keep=False)], ...] = Field((), strict=False)
 
 
 def _defined(tables: dict[str, _ChannelTable], info: ValidationInfo) -> dict[str, _ChannelTable]:
@@ -332,27 +274,8 @@ class _RegistryFile(_Table):
     channels: Annotated[
         dict[Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]*$")], _ChannelTable], AfterValidator(_defined)
     ] = {}
-    requests: _Requests = _Requests()
+    requests: dict[Literal["kv"], list[Annotated[PolicyRange, _by(PolicyRange.parse, keep=False)]]] = {}
     models: dict[Annotated[str, Field(pattern=NAME)], ModelEntry]  # after channels, which they name
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> "_RegistryFile":
-        if self.default not in self.models:
-            raise ValueError(f"default is {self.default!r}, which is no model of this file")
-        places: dict[str, Source] = {}
-        for name, entry in self.models.items():
-            if entry.drafter is None and (entry.facts.drafter or entry.block not in ("auto", "1")):
-                raise ValueError(f"models.{name}: block and facts.drafter need a drafter, and there is none")
-            for source in (entry.target, entry.drafter):
-                if source is None or source.folder is None:
-                    continue
-                variable, place = variable_of(source.folder), source.model_copy(update={"lookups": False})
-                if (other := places.setdefault(variable, place)) != place:
-                    raise ValueError(
-                        f"{other} and {source} would both be looked for in {variable}; "
-                        "give them folders of other names"
-                    )
-        return self
 
 
 def _validated(kind: type[Any], where: object, values: Any, context: Any = None) -> Any:
@@ -366,49 +289,74 @@ def _validated(kind: type[Any], where: object, values: Any, context: Any = None)
     except ValidationError as error:
         fault = faults_of(error)[0].message.removeprefix("report: ")
         fault = re.sub("Value error, (.*), got .*", r"\1", fault)  # ours say the value themselves
-        raise ConfigurationError(f"{where}: {fault}") from None
+        remedy = "; the comments of the shipped models.toml explain every key" if context else ""
+        raise ConfigurationError(f"{where}: {fault}{remedy}") from None
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Models by name.
+    """Models by name."""
 
-    Attributes:
-        path: the file it was read from; None: it was made for one folder.
-        default: name of the entry that is meant where none is named.
-        entries: at least one, in the order of the file.
-        channels: every KV channel that an entry may offer, by name.
-        requests: policies that a request may spell out instead of naming a channel.
-    """
-
-    path: Path | None
-    default: str
-    entries: tuple[ModelEntry, ...]
-    channels: Mapping[str, Channel] = field(default_factory=lambda: CHANNELS)
-    requests: tuple[PolicyRange, ...] = ()
+    path: Path | None  # the file it was read from; None: it was made for one folder
+    default: str  # name of the entry that is meant where none is named
+    entries: tuple[ModelEntry, ...]  # at least one, in the order of the file
+    channels: Mapping[str, Channel] = field(default_factory=lambda: CHANNELS)  # that entries may offer
+    requests: tuple[PolicyRange, ...] = ()  # policies that a request may spell out
 
     @classmethod
     def load(cls, path: Path | None = None) -> "Registry":
         """Read a registry file; None: the one that comes with the project.
 
         Raises:
-            ConfigurationError: the file cannot be used, a key is wrong, or an entry contradicts itself; file,
-                key and value are named.
+            ConfigurationError: the file cannot be used, or a key is wrong; file, key and value are named.
             DrafterMismatchError: what an entry says of its drafter does not match its target.
         """
-        path = path or SHIPPED_FILE
-        channels = dict(CHANNELS)
+        path, channels = path or SHIPPED_FILE, dict(CHANNELS)
         file = _validated(_RegistryFile, path, _read_toml(path), channels)
         own = {name: channels[name] for name in ("native", *file.channels)}
         entries = []
         for name, entry in file.models.items():
+            if entry.name:
+                raise ConfigurationError(
+                    f"{path}: models.{name}: unknown field 'name'; the table's key is it"
+                )
             offered = entry.channels if "channels" in entry.model_fields_set else own
-            entries.append(entry.model_copy(update={"name": name, "channels": offered}))
-            try:
-                _refuse_mismatch(entries[-1], entry.facts.target, entry.facts.drafter)
-            except EngineError as error:
-                raise type(error)(f"{path}: {error}") from None
-        return cls(path, file.default, tuple(entries), channels, file.requests.kv)
+            default = entry.default_channel or next(iter(offered))
+            about = {"name": name, "channels": offered, "default_channel": default}
+            entries.append(entry.model_copy(update=about))
+        registry = cls(path, file.default, tuple(entries), channels, tuple(file.requests.get("kv", ())))
+        try:
+            registry._check()
+        except EngineError as error:
+            raise type(error)(f"{path}: {error}") from None
+        return registry
+
+    def _check(self) -> None:
+        """Refuse entries that contradict themselves or each other; needs no files."""
+        if self.default not in {entry.name for entry in self.entries}:
+            raise ConfigurationError(f"default is {self.default!r}, which is no model of this file")
+        places: dict[str, Source] = {}
+        for entry in self.entries:
+            where, target, drafter = f"models.{entry.name}", entry.facts.target, entry.facts.drafter
+            if entry.default_channel not in entry.channels:
+                offers = ", ".join(entry.channels)
+                raise ConfigurationError(
+                    f"{where}: default_channel {entry.default_channel} is none of its channels: {offers}"
+                )
+            if entry.drafter is None and (drafter or entry.block not in ("auto", "1")):
+                raise ConfigurationError(f"{where}: block and facts.drafter need a drafter; there is none")
+            for source in (entry.target, entry.drafter):
+                if source is None or source.folder is None:
+                    continue
+                variable, place = variable_of(source.folder), source.model_copy(update={"lookups": False})
+                if (other := places.setdefault(variable, place)) != place:
+                    raise ConfigurationError(
+                        f"{other} and {source} would both be looked for in {variable}; "
+                        "give them folders of other names"
+                    )
+            if target is not None:
+                _refuse_pair(target, drafter, (str(entry.target), str(entry.drafter)))
+                _refuse_misfits(entry, target.head_dims)
 
     @classmethod
     def single(
@@ -417,9 +365,8 @@ class Registry:
         """A registry of one model, for a folder given on the command line.
 
         Args:
-            target: folder of the model; its name, made to fit, is the model's.
-            drafter: as ``--drafter`` takes it, ``none`` included; None: the shipped one for the shipped
-                target, and none for others.
+            target: the folder; its name, made to fit, is the model's.
+            drafter: as ``--drafter`` has it; None: the shipped one for the shipped target, none for others.
             channel: the default channel; None: native.
             settings: block, dtype, quantize and context of its `ModelEntry`.
 
@@ -445,11 +392,7 @@ class Registry:
         return replace(registry, entries=(entry.model_copy(update=named),))
 
     def resolve(self, model_id: str, channel: str | None = None) -> tuple[ModelEntry, Channel]:
-        """The entry and channel that a request asks for.
-
-        Args:
-            model_id: ``NAME`` or ``NAME@CHANNEL``.
-            channel: named beside the id; None: none is.
+        """The entry and channel that an id, ``NAME`` or ``NAME@CHANNEL``, and a channel next to it ask for.
 
         Raises:
             UnknownModel: no entry has that name, or there is no such channel; what there is is listed.
@@ -475,14 +418,10 @@ class Registry:
     def channel(self, entry: ModelEntry, text: str | None) -> Channel:
         """The channel of an entry that a text names, or spells out as a policy such as ``lattice:e8,10``.
 
-        Args:
-            entry: the model.
-            text: what the request says; None: the default channel.
-
         Raises:
             UnknownModel: it names no channel of this registry; the message lists them.
-            ConfigurationError: it is no policy, or a channel or policy that requests for this model may not
-                ask for; the message says which they may.
+            ConfigurationError: it is no policy, or one that requests for this model may not ask for; the
+                message says which they may.
         """
         name = entry.default_channel if text is None else text
         if name in entry.channels:
@@ -541,19 +480,12 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class Places:
-    """Where this machine may hold models.
-
-    Attributes:
-        environment: the process's environment.
-        home: the user's home.
-        hub_cache: the hub's cache; None: where its library keeps it.
-        hub: address of the hub, for `fetch` alone; None: the library's own.
-    """
+    """Where this machine may hold models."""
 
     environment: Mapping[str, str]
     home: Path
-    hub_cache: Path | None = None
-    hub: str | None = None
+    hub_cache: Path | None = None  # None: where the hub's library keeps it
+    hub: str | None = None  # its address, for `fetch` alone; None: the library's own
 
     @classmethod
     def of_machine(cls) -> "Places":
@@ -561,14 +493,11 @@ class Places:
         return cls(os.environ, Path.home())
 
     def of(self, source: Source, *, cached: bool = True) -> list[tuple[str, Path | None]]:
-        """Every place of a model that is looked for by its folder's name, in order.
+        """Name every place of a model that is looked for by its folder's name, with the folder found there.
 
         Args:
             source: the model.
             cached: look into the hub's cache too, without the network.
-
-        Returns:
-            The place's name for people, and the folder; None: nothing is there.
 
         Raises:
             ConfigurationError: the variable of the environment names something that is no folder.
@@ -584,19 +513,11 @@ class Places:
             from huggingface_hub import try_to_load_from_cache
 
             at = f" at {source.revision[:12]}" if source.revision else ""
-            with wrap_errors(partial(_refused_name, source.hub)):
+            with wrap_errors(lambda why: ConfigurationError(f"{source.hub} is no name of the hub: {why}")):
                 found = try_to_load_from_cache(source.hub, "config.json", self.hub_cache, source.revision)
             snapshot = Path(found).parent if isinstance(found, str) else None
             places.append((f"the hub's cache of {source.hub}{at}", snapshot))
         return places
-
-
-def _refused_name(repository: str, reason: str) -> ConfigurationError:
-    return ConfigurationError(f"{repository} is no repository of the hub: {reason}")
-
-
-def _refused_download(repository: str, reason: str) -> ModelError:
-    return ModelError(f"{repository} cannot be downloaded: {reason}")
 
 
 @dataclass(frozen=True)
@@ -610,14 +531,8 @@ class Located:
     def options(self, channel: Channel) -> Options:
         """The switches of an engine of its own for this model and channel."""
         entry = self.entry
-        return Options(
-            model=self.target,
-            drafter=self.drafter or "none",
-            block=entry.block,
-            dtype=entry.dtype,
-            kv=channel.policy.spec,
-            quantize=entry.quantize,
-        )
+        own = {name: getattr(entry, name) for name in ("block", "dtype", "quantize")}
+        return Options(model=self.target, drafter=self.drafter or "none", kv=channel.policy.spec, **own)
 
 
 def variable_of(folder: str) -> str:
@@ -629,8 +544,8 @@ def locate(entry: ModelEntry, places: Places) -> Located:
     """Find the files of an entry, without the network.
 
     Raises:
-        ConfigurationError: a variable of the environment names a folder for one of them that is not there.
-        ModelNotHere: one of them is in none of its places; the message lists them and says what to do.
+        ConfigurationError: a variable of the environment names a folder that is not there.
+        ModelNotHere: a part is in none of its places; the message lists them and says what to do.
     """
     target = Path(_found(entry, "target", entry.target, places))
     if entry.drafter is None:
@@ -647,19 +562,19 @@ def fetch(entry: ModelEntry, places: Places) -> Located:
         ModelError: the hub cannot be reached, refuses, or does not have it.
     """
     for source in (entry.target, entry.drafter):
-        if source is None or source.hub is None or _first(places.of(source, cached=False)):
-            continue
-        from huggingface_hub import snapshot_download
-
-        with wrap_errors(partial(_refused_download, source.hub)):
-            snapshot_download(
-                source.hub,
-                revision=source.revision,
-                cache_dir=places.hub_cache,
-                endpoint=places.hub,
-                allow_patterns=list(FETCHED),
-            )
+        if source is not None and source.hub and not _first(places.of(source, cached=False)):
+            _download(source.hub, source.revision, places)
     return locate(entry, places)
+
+
+def _download(repository: str, revision: str | None, places: Places) -> None:
+    from huggingface_hub import snapshot_download
+
+    hub, cache = places.hub, places.hub_cache
+    with wrap_errors(lambda reason: ModelError(f"{repository} cannot be downloaded: {reason}")):
+        snapshot_download(
+            repository, revision=revision, cache_dir=cache, endpoint=hub, allow_patterns=list(FETCHED)
+        )
 
 
 def _first(places: Sequence[tuple[str, Path | None]]) -> Path | None:
@@ -687,8 +602,6 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
 def check_located(located: Located) -> None:
     """Compare the configurations on this machine with each other and with the entry.
 
-    The target's shape is that of the model mlx-lm would build. Tokenizers are compared when a drafter opens.
-
     Raises:
         ModelError: a configuration cannot be read, or is of another model than the entry says.
         DrafterMismatchError: the drafter was not made for the target.
@@ -696,54 +609,34 @@ def check_located(located: Located) -> None:
     """
     entry, model = located.entry, _unloaded(located.target)
     target = Target(model)
-    found = TargetFacts(
-        hidden_size=target.hidden_size,
-        layers=target.layer_count,
-        vocab_size=target.vocab_size,
-        head_dims=opened(located.target, "config.json", partial(_head_dims, model), verb="run"),
-    )
-    said = entry.facts.target or found
-    if differing := [
-        f"{name} is {value}, not {getattr(said, name)}"
-        for name, value in found
-        if value != getattr(said, name)
-    ]:
+    dims = opened(located.target, "config.json", partial(_head_dims, model), verb="run")
+    sizes = {"hidden_size": target.hidden_size, "layers": target.layer_count, "vocab_size": target.vocab_size}
+    found = TargetFacts(**sizes, head_dims=dims)
+    said = dict(entry.facts.target or found)
+    if differing := [f"{name} is {value}, not {said[name]}" for name, value in found if value != said[name]]:
         raise ModelError(
             f"{located.target} does not hold the target of the model {entry.name}: {'; '.join(differing)}; "
             "put the right one there, or correct the registry"
         )
     drafter = None if located.drafter is None else drafter_facts(located.drafter)
-    _refuse_mismatch(entry, found, drafter, (str(located.target), str(located.drafter)))
-    for channel in entry.channels.values():
-        _refuse_misfit(entry, channel, partial(refuse_policy, model, channel.policy))
+    _refuse_pair(found, drafter, (str(located.target), str(located.drafter)))
+    _refuse_misfits(entry, found.head_dims, model)
 
 
 def drafter_facts(spec: str) -> DrafterFacts | None:
-    """What the drafter of a ``--drafter`` text says about its target; None for one without a model.
-
-    Raises:
-        ModelError: its folder or configuration cannot be used.
-        ConfigurationError: the settings behind its folder make no sense.
-    """
-    spec = spec.removeprefix(WITH_LOOKUP)
-    kind, _, argument = spec.partition(":")
-    if kind == PromptLookup.name:
+    """What the drafter of a ``--drafter`` text says about its target; None for one without a model."""
+    asked = read_spec(spec)
+    if asked.kind == PromptLookup.name:
         return None
-    argument = argument if kind in KINDS else spec
-    folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
-    kind, config = kind_of(folder), read_json(folder / "config.json")
-    if kind not in ("dflash", "dflash2"):
+    folder = split_spec(asked.argument)[0] if asked.kind == MaskedDiffusion.name else Path(asked.argument)
+    config = read_json(folder / "config.json")
+    if asked.kind not in ("dflash", "dflash2"):
         size = text_part(config).get("vocab_size")
         return DrafterFacts(vocab_size=size if type(size) is int else None)
     read = DFlashConfig.from_dict(config)
-    return DrafterFacts(
-        hidden_size=read.hidden_size,
-        layers=read.num_target_layers,
-        vocab_size=read.vocab_size,
-        taps=read.target_layer_ids,
-        mask_token=read.mask_token_id,
-        block=read.block_size,
-    )
+    sizes = {"hidden_size": read.hidden_size, "layers": read.num_target_layers, "vocab_size": read.vocab_size}
+    mask, block = read.mask_token_id, read.block_size
+    return DrafterFacts(**sizes, taps=read.target_layer_ids, mask_token=mask, block=block)
 
 
 def _unloaded(folder: Path) -> Any:
@@ -763,53 +656,43 @@ def _head_dims(model: Any) -> tuple[int, ...]:
     return tuple(side.shape[-1] for member in filled for side in (member.keys, member.values))
 
 
-def _refuse_mismatch(
-    entry: ModelEntry,
-    target: TargetFacts | None,
-    drafter: DrafterFacts | None,
-    names: tuple[str, str] | None = None,
-) -> None:
-    """Refuse a drafter that was made for a target of another shape, and channels that do not fit its heads.
-
-    Raises:
-        DrafterMismatchError: naming both, and everything that differs.
-        ConfigurationError: naming the channel.
-    """
-    if target is None:
+def _refuse_pair(target: TargetFacts, drafter: DrafterFacts | None, names: tuple[str, str]) -> None:
+    """Raise DrafterMismatchError, with all that differs, for a drafter of a target of another shape."""
+    if drafter is None:
         return
-    if drafter is not None:
-        differing = [
-            f"{what} {ours} in the drafter, {theirs} in the target"
-            for what, ours, theirs in (
-                ("hidden size", drafter.hidden_size, target.hidden_size),
-                ("vocabulary", drafter.vocab_size, target.vocab_size),
-                ("number of target layers", drafter.layers, target.layers),
-            )
-            if ours is not None and ours != theirs
-        ]
-        if beyond := [layer for layer in drafter.taps if not 0 <= layer < target.layers]:
-            differing.append(f"it reads layer {beyond[0]} of a target with {target.layers} layers")
-        if drafter.mask_token is not None and drafter.mask_token >= target.vocab_size:
-            differing.append(f"its mask is token {drafter.mask_token} of a vocabulary of {target.vocab_size}")
-        if differing:
-            ours, theirs = names or (str(entry.target), str(entry.drafter))
-            raise DrafterMismatchError(
-                f"the drafter {theirs} was not made for the target {ours}: {'; '.join(differing)}"
-            )
+    differing = [
+        f"{what} {ours} in the drafter, {theirs} in the target"
+        for what, ours, theirs in (
+            ("hidden size", drafter.hidden_size, target.hidden_size),
+            ("vocabulary", drafter.vocab_size, target.vocab_size),
+            ("number of target layers", drafter.layers, target.layers),
+        )
+        if ours is not None and ours != theirs
+    ]
+    if beyond := [layer for layer in drafter.taps if not 0 <= layer < target.layers]:
+        differing.append(f"it reads layer {beyond[0]} of a target with {target.layers} layers")
+    if drafter.mask_token is not None and drafter.mask_token >= target.vocab_size:
+        differing.append(f"its mask is token {drafter.mask_token} of a vocabulary of {target.vocab_size}")
+    if differing:
+        raise DrafterMismatchError(
+            f"the drafter {names[1]} was not made for the target {names[0]}: {'; '.join(differing)}"
+        )
+
+
+def _refuse_misfits(entry: ModelEntry, head_dims: Sequence[int], model: Any = None) -> None:
+    """Raise ConfigurationError for a channel that does not fit these heads, or the model, where given."""
     for channel in entry.channels.values():
-        if code := CODES.get(channel.policy.kind):
-            for dim in target.head_dims:
-                _refuse_misfit(entry, channel, partial(code.codec, channel.policy.values, dim))
-
-
-def _refuse_misfit(entry: ModelEntry, channel: Channel, check: Callable[[], object]) -> None:
-    try:
-        check()
-    except InputError as error:
-        raise ConfigurationError(
-            f"the model {entry.name}: the KV channel {channel.name} ({channel.policy.spec}) does not fit: "
-            f"{error}; leave it out of its channels"
-        ) from None
+        code = CODES.get(channel.policy.kind)
+        try:
+            if code is not None:
+                _ = [code.codec(channel.policy.values, dim) for dim in head_dims]
+            if model is not None:
+                refuse_policy(model, channel.policy)
+        except InputError as error:
+            raise ConfigurationError(
+                f"the model {entry.name}: the KV channel {channel.name} ({channel.policy.spec}) "
+                f"does not fit: {error}; leave it out of its channels"
+            ) from None
 
 
 def registry_markdown(registry: Registry) -> str:

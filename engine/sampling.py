@@ -17,21 +17,13 @@ COLDEST = 1e-6  # logits divided by much less overflow
 
 @dataclass(frozen=True)
 class Sampling:
-    """The switches of sampling; temperature 0 is greedy and makes the others meaningless.
+    """The switches of sampling; temperature 0 is greedy and makes the others meaningless."""
 
-    Attributes:
-        temperature: logits are divided by it; 0 takes the most likely token.
-        top_p: keep the smallest set of most likely tokens whose probabilities reach it; 1 keeps all.
-        min_p: drop tokens less likely than this share of the likeliest; 0 drops none.
-        top_k: keep so many of the most likely tokens; 0 keeps all.
-        seed: start of the random numbers; None takes a new one each time.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    top_k: int = 0
-    seed: int | None = None
+    temperature: float = 0.0  # logits are divided by it
+    top_p: float = 1.0  # keep the smallest set of most likely tokens whose probabilities reach it
+    min_p: float = 0.0  # drop tokens less likely than this share of the likeliest
+    top_k: int = 0  # keep so many of the most likely tokens; 0 keeps all
+    seed: int | None = None  # start of the random numbers; None: a new one each time
 
     def check(self) -> None:
         """Raise ConfigurationError where a value does not make sense."""
@@ -58,11 +50,7 @@ class Sampler:
     """Draws tokens by `Sampling`'s switches, with random numbers of its own."""
 
     def __init__(self, sampling: Sampling) -> None:
-        """Start the random numbers.
-
-        Raises:
-            ConfigurationError: a switch does not make sense, or there is nothing to draw.
-        """
+        """Start the random numbers; ConfigurationError where a switch is wrong or nothing is drawn."""
         sampling.check()
         if sampling.greedy:
             raise ConfigurationError("nothing is drawn at temperature 0")
@@ -74,20 +62,20 @@ class Sampler:
         """Probabilities, float32 of the shape of ``logits`` [N, V], after every filter."""
         scores = logits.astype(mx.float32)
         scores = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
-        wish = self.sampling
-        if wish.top_p < 1:
-            scores = apply_top_p(scores, wish.top_p)
-        if wish.min_p > 0:
-            scores = apply_min_p(scores, wish.min_p)
-        if 0 < wish.top_k < scores.shape[-1]:
-            scores = apply_top_k(scores, wish.top_k)
-        return mx.softmax(scores / wish.temperature, axis=-1)
+        options = self.sampling
+        if options.top_p < 1:
+            scores = apply_top_p(scores, options.top_p)
+        if options.min_p > 0:
+            scores = apply_min_p(scores, options.min_p)
+        if 0 < options.top_k < scores.shape[-1]:
+            scores = apply_top_k(scores, options.top_k)
+        return mx.softmax(scores / options.temperature, axis=-1)
 
     def draw(self, probabilities: mx.array) -> mx.array:
         """One token for each row [N, V] of probabilities, int32 [N]; lazy."""
         return mx.random.categorical(mx.log(probabilities), key=self.key()).astype(mx.int32)
 
     def key(self) -> mx.array:
-        """A key nobody has used yet."""
+        """A key that was not used yet."""
         self._key, key = mx.random.split(self._key)
         return key

@@ -24,11 +24,11 @@ from engine.target.model import Target
 
 @dataclass(frozen=True)
 class _Mark:
-    """A state to come back to: after how many tokens, the caches', and what brings the drafter back."""
+    """A state to come back to."""
 
-    tokens: int
+    tokens: int  # held then
     caches: Mark
-    drafter: Callable[[], None] | None
+    drafter: Callable[[], None] | None  # brings it back
 
 
 class Session:
@@ -49,13 +49,12 @@ class Session:
 
         Args:
             target: the model.
-            drafter: bound to ``target``; serves this session alone until it is closed. None: no drafter.
+            drafter: bound to ``target``; serves this session alone until it is closed.
             headroom: the largest block that will be verified.
-            caches: empty caches from `new_caches`, to look into until the session starts over; made here if
-                not given.
+            caches: empty caches of the policy, to look into until the session starts over.
             compiled: run short blocks through compiled graphs where the model allows it.
-            policy: which keys and values are kept, and how; of ``caches`` too where they are given.
-            restoration: where a restored policy takes keys and values from; None for other policies.
+            policy: which keys and values are kept, and how.
+            restoration: where a restored policy gets keys and values from.
 
         Raises:
             ModelError: speculation cannot be undone on a cache of the model, or its attention cannot read
@@ -63,7 +62,7 @@ class Session:
             ConfigurationError: the policy applies to no layer of this model.
         """
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
-        self._turn = object()  # stands for the continuation that uses the session
+        self._turn = object()  # identifies the continuation that uses the session
         self._mark: _Mark | None = None
         self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.carried`
         with ExitStack() as opened:  # what fails half way leaves the model as it was
@@ -74,17 +73,24 @@ class Session:
             self._restoration = restoration_for(restoration, target, self.caches)
             if self._restoration is not None:
                 opened.callback(self._restoration.close)
-            self._taps = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
-            if self._taps is not None:
-                opened.callback(self._taps.close)
-            self._stage = (
-                CompiledForward.of(target, self._taps.ids if self._taps else (), self.caches)
-                if compiled
-                else None
-            )
+            self._hooks = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
+            if self._hooks is not None:
+                opened.callback(self._hooks.close)
+            ids = self._hooks.ids if self._hooks else ()
+            self._compiled = CompiledForward.of(target, ids, self.caches) if compiled else None
             if drafter is not None:
                 drafter.start()
             self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """Restore the target's layers; the caches may still be read."""
+        self._opened.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def caches(self) -> list[Any]:
@@ -103,16 +109,13 @@ class Session:
         return self.tokens[len(self.tokens) - count :] if count else []
 
     def resume(self, prompt: Sequence[int]) -> int:
-        """Keep what is held of a prompt and forget everything else.
+        """Keep what is held of a prompt, and forget everything else; how many tokens of it are held.
 
         At least the prompt's last token is left to be computed: its forward gives the first new token.
-
-        Returns:
-            How many tokens at the beginning of the prompt are held.
         """
-        common = _common(self.tokens, prompt[:-1])
+        common = _common_length(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
-        if surplus and not self._rewound(common):
+        if surplus and not self._rewind(surplus):
             return self._back_to_mark(common)
         del self.tokens[common:]
         # by 0, too: a turn that was left midway had drafts asked for
@@ -122,14 +125,18 @@ class Session:
             self._mark = None
         return common
 
+    def _rewind(self, count: int) -> bool:
+        if self._restoration is not None and not self._restoration.rewind(len(self.tokens) - count):
+            return False
+        return self.transaction.rewind(count)
+
     def mark(self) -> None:
         """Remember the present state: where caches or drafter cannot go back as far as `resume` asks, it
         comes back here instead of starting over. The mark before is forgotten.
         """
         if self._restoration is None and not self.transaction.carried:
-            self._mark = _Mark(
-                len(self.tokens), self.transaction.mark(), self.drafter.mark() if self.drafter else None
-            )
+            drafter = self.drafter.mark() if self.drafter else None
+            self._mark = _Mark(len(self.tokens), self.transaction.mark(), drafter)
 
     @property
     def marked(self) -> int:
@@ -153,17 +160,11 @@ class Session:
         del self.tokens[mark.tokens :]
         return mark.tokens
 
-    def _rewound(self, length: int) -> bool:
-        """Take caches and restoration back to the first tokens, if they can go there."""
-        if self._restoration is not None and not self._restoration.rewind(length):
-            return False
-        return self.transaction.rewind(len(self.tokens) - length)
-
     def take_in(self, tokens: Sequence[int]) -> None:
         """Compute a part of a prompt, for good; where that fails, the session starts over."""
-        step = self._restoration.chunk if self._restoration else len(tokens)
-        for done in range(0, len(tokens), step):
-            self._take_in(tokens[done : done + step])
+        chunk = self._restoration.chunk if self._restoration else len(tokens)
+        for done in range(0, len(tokens), chunk):
+            self._take_in(tokens[done : done + chunk])
 
     def _take_in(self, tokens: Sequence[int]) -> None:
         """Compute it in one forward, and restore what it pushes out of the window."""
@@ -174,7 +175,7 @@ class Session:
                 _, rows = self.forward(fed)
             else:
                 at, new = len(self.tokens), len(tokens)
-                rows = self._restoration.forward(fed, self.caches, self._taps, new, at)
+                rows = self._restoration.forward(fed, self.caches, self._hooks, new, at)
             self.transaction.settle()
             waiting = self._restoration.waiting if self._restoration else None
             wait([cache.state for cache in self.caches], rows, waiting)
@@ -185,19 +186,20 @@ class Session:
         mx.clear_cache()
 
     def forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
-        """One forward over [1, N] tokens: logits [1, N, V] and the taps' rows."""
-        if self._stage is not None and tokens.shape[1] <= self.headroom:
-            done = self._stage.forward(tokens, self.caches, self.transaction.room or self.headroom)
+        """One forward over [1, N] tokens: logits [1, N, V] and hidden states."""
+        if self._compiled is not None and tokens.shape[1] <= self.headroom:
+            most = self.transaction.room or self.headroom
+            done = self._compiled.forward(tokens, self.caches, most)
             if done is not None:
                 return done
-        return self.target.forward(tokens, self.caches, self._taps)
+        return self.target.forward(tokens, self.caches, self._hooks)
 
     def commit(self, tokens: Sequence[int], rows: mx.array | None) -> None:
         """Keep the first positions of the open transaction and drop the others.
 
         Args:
             tokens: the tokens at the positions kept, those carried excepted.
-            rows: the taps' rows at these positions and perhaps more, [1, at least N, K·hidden].
+            rows: hidden states at these positions and perhaps more, [1, at least N, K·hidden].
         """
         self.transaction.commit(self.transaction.carried + len(tokens))
         self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
@@ -209,7 +211,7 @@ class Session:
         What an earlier one left open is aborted, and what is open when the block is left by an exception.
 
         Yields:
-            A check for where the caller had the word: ValueError if another continuation has begun.
+            A check for when the caller's code has run: ValueError if another continuation was started.
         """
         self.transaction.abort()
         self._turn = turn = object()
@@ -234,7 +236,7 @@ class Session:
         before, caches = self.transaction, new_caches(self.target.model, self.headroom, self.policy)
         before.abort()
         self.transaction = Transaction(self.target.model, caches)
-        before.close()  # not earlier: who also listens to the model's modules would be thrown out with it
+        before.close()  # not earlier: others that listen to the model's modules would be closed with it
         self._mark = None
         self.tokens.clear()
         if self._restoration is not None:
@@ -242,18 +244,8 @@ class Session:
         if self.drafter is not None:
             self.drafter.start()
 
-    def close(self) -> None:
-        """Restore the target's layers. The caches may still be looked into."""
-        self._opened.close()
 
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
+def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the longest common beginning."""
     shorter = min(len(left), len(right))
     return next((index for index in range(shorter) if left[index] != right[index]), shorter)

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from engine.detokenize import IncrementalDecoder
 from engine.errors import ConfigurationError
-from engine.incremental_decoder import IncrementalDecoder
 
 
 class Stops:
@@ -13,12 +13,7 @@ class Stops:
     def __init__(
         self, tokens: Collection[int] = (), texts: Sequence[str] = (), tokenizer: Any | None = None
     ) -> None:
-        """End at any of ``tokens``, or where one of ``texts`` stands complete in the generated text.
-
-        Args:
-            tokens: ids that end a text.
-            texts: strings that end a text.
-            tokenizer: turns tokens to text; needed for ``texts`` alone.
+        """End at any of ``tokens``, or where the generated text holds one of ``texts``.
 
         Raises:
             ConfigurationError: a stop string is empty, or there is no tokenizer to find it with.
@@ -27,7 +22,7 @@ class Stops:
             raise ConfigurationError("a stop string must not be empty")
         if texts and tokenizer is None:
             raise ConfigurationError("stop strings need a tokenizer")
-        self.tokens = frozenset(tokens)
+        self.tokens: Collection[int] = frozenset(tokens)
         self.texts = tuple(texts)
         self._tokenizer = tokenizer
         self.start()
@@ -38,11 +33,7 @@ class Stops:
         self._tail = ""  # final text that may be the beginning of a stop string
 
     def find(self, tokens: Sequence[int]) -> int | None:
-        """Take note of emitted tokens.
-
-        Returns:
-            How many of them there are up to and including the one that ends the text; None if it goes on.
-        """
+        """Note emitted tokens; how many there are up to the one that ends the text, None if it goes on."""
         for position, token in enumerate(tokens):
             if token in self.tokens or self._completes(token):
                 return position + 1
@@ -52,7 +43,7 @@ class Stops:
         """Where the first stop string in a text begins."""
         return min((at for stop in self.texts if (at := text.find(stop)) >= 0), default=None)
 
-    def begun_in(self, text: str) -> int:
+    def partial_in(self, text: str) -> int:
         """How many characters at the end of a text may be the beginning of a stop string."""
         return max((_overlap(text, stop) for stop in self.texts), default=0)
 
@@ -62,7 +53,7 @@ class Stops:
             return False
         self._tail += self._decoder.add(token)
         found = self.first_in(self._tail + self._decoder.pending) is not None
-        self._tail = self._tail[len(self._tail) - self.begun_in(self._tail) :]
+        self._tail = self._tail[len(self._tail) - self.partial_in(self._tail) :]
         return found
 
 

@@ -20,6 +20,7 @@ MAX_BYTES = 8 * 1024 * 1024
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Moment = Annotated[str, Field(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T([0-9]{2}:){2}[0-9]{2}(\.[0-9]{1,6})?Z$")]
 Text = Annotated[str, Field(max_length=4000)]
+Check = Literal["models", "prompts", "rows", "text", "tokens", "rounds", "memory"]
 
 
 class Subject(Frozen):
@@ -90,7 +91,7 @@ class ReplayFinding(Frozen):
     """What the report says and the replay does not; `where` is ``arm/prompt_id`` or a model's role."""
 
     where: Annotated[str, Field(min_length=1, max_length=1000)]
-    check: Literal["models", "prompts", "rows", "text", "tokens", "rounds", "memory"]
+    check: Check
     message: Text
 
 

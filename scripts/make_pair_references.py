@@ -4,7 +4,7 @@
     PYTHONPATH=PACKAGES:. python scripts/make_pair_references.py OUT [SEED]
 
 Each case is a random target and a random DFlash or DFlash 2 drafter, and a run of the package's loop on them
-(the layout is describe in `engine.evaluation.pair_parity`). Weights are float16 values, computed with in
+(the layout is described in `engine.evaluation.parity`). Weights are float16 values, computed with in
 float32. Without SEED the cases are those of `tests/data/pairs`, whose seeds are the first whose run confirms
 a draft in a full block and does not repeat one token.
 """

@@ -23,9 +23,11 @@ DOORS = {
     "requests": {"bridge/github/api.py"},
     "urllib3": {"bridge/github/api.py"},
     "urllib.request": set[str](),
-    "http.client": {"engine/evaluation/http.py"},  # to a server of this process's own, on this machine alone
+    "http.client": {
+        "engine/evaluation/server_client.py"
+    },  # to a server of this process's own, on this machine alone
     "socket": {
-        "engine/evaluation/http.py",  # a server of this process's own, on this machine alone
+        "engine/evaluation/server_client.py",  # a server of this process's own, on this machine alone
         "engine/server/serve.py",  # listens
     },
     "numpy": {
@@ -48,7 +50,6 @@ BUFFERS = {
         "engine/evaluation/parity.py",
     },
     "np.asarray": {
-        "engine/evaluation/codec.py",
         "engine/evaluation/parity.py",
     },
     "np.asanyarray": set[str](),

@@ -16,7 +16,7 @@ cache as well, is not covered.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,58 +112,81 @@ class CarryRollback(Rollback):
 
 
 class RecurrentRollback(CarryRollback):
-    """An `ArraysCache`, whose arrays are replaced as a whole by every forward."""
+    """An `ArraysCache`, whose arrays are replaced as a whole by every forward; its calls are recorded."""
 
-    def __init__(self, cache: Any, recorder: "Recorder") -> None:
+    def __init__(self, cache: Any, wiring: "Wiring") -> None:
         super().__init__(cache)
-        self._recorder = recorder
+        self._wiring = wiring
         self._before: list[Any] = []  # the arrays at `begin`, to see which ones are replaced
+        self.positions = 0  # of the block being recorded; 0: not recording
+        self.calls: list[_Call] = []
+        wiring.recording[id(cache)] = self  # the cache lives as long: it is known by its id
 
     def begin(self, positions: int) -> None:
         """Keep the state, and record how more than one position change it."""
         super().begin(positions)
         self._before = list(self._cache.cache)
-        self._recorder.record(positions if positions > 1 else 0)
+        self.positions, self.calls = positions if positions > 1 else 0, []
 
     def divide(self, kept: int) -> bool:
-        """Put the old state back and replay the first ``kept`` positions.
+        """Put the old state back and run the recorded calls on the first ``kept`` positions.
 
         False where the record does not explain what happened to the state: no module that was called with
-        this cache has updated it. The state of `begin` is to be restored then.
+        this cache has updated it, or a call cannot be cut. The state of `begin` is to be restored then.
         """
-        return self._replayed(lambda: self._recorder.replay(kept))
+        return self._replayed([call.cut(kept) for call in self.calls], kept)
 
     def divide_rows(self, kept: Sequence[int]) -> bool:
-        """The same for a batch: the first ``kept[s]`` positions of sequence s."""
-        if self._recorder.positions:
-            return self._replayed(lambda: self._recorder.replay_rows(kept))
+        """The same for a batch: the first ``kept[s]`` positions of sequence s.
+
+        Every position is run, but those behind are masked, and the cache's ``lengths`` say where each
+        sequence ends: what mlx-lm does with prompts of different lengths. A module that takes no mask cannot.
+        """
         if self._snapshot is None:
             return False
-        after = list(self._cache.cache)  # of a single position: the new state or the old one
-        self._snapshot.restore()
-        pairs = zip(self._cache.cache, after, strict=True)
-        self._cache.cache = [_chosen(kept, new, old) for old, new in pairs]
-        return True
+        if not self.positions:  # of a single position: the new state or the old one
+            after = list(self._cache.cache)
+            self._snapshot.restore()
+            pairs = zip(self._cache.cache, after, strict=True)
+            self._cache.cache = [_chosen(kept, new, old) for old, new in pairs]
+            return True
+        ends = mx.array(list(kept), mx.int32)
+        mask = mx.arange(self.positions) < ends[:, None]
+        masked = [
+            {**call.arguments.arguments, "mask": mask}
+            if "mask" in call.arguments.signature.parameters
+            else None
+            for call in self.calls
+        ]
+        done = self._replayed(masked, self.positions, ends)
+        self._cache.lengths = None
+        return done
 
-    def _replayed(self, replay: Callable[[], bool]) -> bool:
-        if self._snapshot is None:
+    def _replayed(
+        self, arguments: Sequence[dict[str, Any] | None], kept: int, ends: mx.array | None = None
+    ) -> bool:
+        """Whether the calls, run again from the old state, have replaced all that they replaced before."""
+        self.positions = 0
+        if self._snapshot is None or not self.calls or None in arguments:
             return False
         after = list(self._cache.cache)
         self._snapshot.restore()
         restored = list(self._cache.cache)
-        if not replay():
-            return False
+        for call, given in zip(self.calls, arguments, strict=True):
+            if ends is not None:
+                self._cache.lengths = mx.array(ends)  # the module counts it down
+            call.run(self._wiring, given or {}, kept)
         slots = zip(self._before, after, restored, self._cache.cache, strict=True)
         return all(then is before or now is not old for before, then, old, now in slots)
 
     def commit(self, dropped: int) -> None:
         """Forget the record and the old state."""
-        self._recorder.record(0)
+        self.positions, self.calls, self._before = 0, [], []
         super().commit(dropped)
 
     def abort(self) -> None:
         """Forget the record and put the old state back."""
-        self._recorder.record(0)
+        self.positions, self.calls, self._before = 0, [], []
         super().abort()
 
 
@@ -280,53 +303,11 @@ class _Call:
         self._replay = None
 
 
-class Recorder:
-    """The calls of one cache during one block, from `Wiring.recorder`."""
-
-    def __init__(self, wiring: "Wiring", cache: Any) -> None:
-        self.cache = cache  # also keeps the object alive: it is known by its id
-        self.positions = 0  # of the block being recorded; 0: not recording
-        self.calls: list[_Call] = []
-        self._wiring = wiring
-
-    def record(self, positions: int) -> None:
-        """Forget the record, and record a block of so many positions from now on; 0: nothing."""
-        self.positions, self.calls = positions, []
-
-    def replay(self, kept: int) -> bool:
-        """Run every recorded call again on its first ``kept`` positions; False where a call cannot be cut."""
-        self.positions = 0
-        cuts = [(call, call.cut(kept)) for call in self.calls]
-        if not cuts or any(arguments is None for _, arguments in cuts):
-            return False
-        for call, arguments in cuts:
-            call.run(self._wiring, arguments or {}, kept)
-        return True
-
-    def replay_rows(self, kept: Sequence[int]) -> bool:
-        """Run every recorded call again, of sequence s of a batch its first ``kept[s]`` positions.
-
-        Every position is run, but those behind are masked, and the cache's ``lengths`` say where each
-        sequence ends: what mlx-lm does with prompts of different lengths. False where nothing was recorded,
-        or a module takes no mask.
-        """
-        positions, self.positions = self.positions, 0
-        if not self.calls or not all("mask" in call.arguments.signature.parameters for call in self.calls):
-            return False
-        ends = mx.array(list(kept), mx.int32)
-        mask = mx.arange(positions) < ends[:, None]
-        for call in self.calls:
-            self.cache.lengths = mx.array(ends)  # the module counts it down
-            call.run(self._wiring, {**call.arguments.arguments, "mask": mask}, positions)
-        self.cache.lengths = None
-        return True
-
-
 class Wiring:
     """The modules of one model that have been given listening classes; shared by all its users."""
 
     def __init__(self) -> None:
-        self.recorders: dict[int, Recorder] = {}
+        self.recording: dict[int, RecurrentRollback] = {}  # by the id of the cache
         self._wired: list[tuple[Any, type]] = []
         self._active: _Call | None = None
 
@@ -347,15 +328,11 @@ class Wiring:
                 wiring._wire(module, wiring._projection(type(module)))
         return wiring
 
-    def recorder(self, cache: Any) -> Recorder:
-        """Listen to what is run on a cache object, until `release`."""
-        return self.recorders.setdefault(id(cache), Recorder(self, cache))
-
     def release(self, caches: Sequence[Any]) -> None:
         """Stop listening to caches; after the last one the modules get their classes back."""
         for cache in caches:
-            self.recorders.pop(id(cache), None)
-        if not self.recorders:
+            self.recording.pop(id(cache), None)
+        if not self.recording:
             for module, plain in self._wired:
                 object.__setattr__(module, "__class__", plain)
             self._wired = []
@@ -382,7 +359,7 @@ class Wiring:
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             cache = args[place] if len(args) > place else kwargs.get("cache")
-            recorder = self.recorders.get(id(cache))
+            recorder = self.recording.get(id(cache))
             if recorder is None or not recorder.positions:
                 return plain.__call__(module, *args, **kwargs)
             bound = signature.bind(module, *args, **kwargs)

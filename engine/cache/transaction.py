@@ -64,7 +64,7 @@ class TransactionBase:
 
     def _rollback(self, member: Any) -> Any:
         if type(member) is ArraysCache and self._wiring is not None:
-            return RecurrentRollback(member, self._wiring.recorder(member))
+            return RecurrentRollback(member, self._wiring)
         return rollback_of(member)
 
     def begin(self, positions: int) -> None:
@@ -190,12 +190,9 @@ def members_of(cache: Any) -> Iterator[Any]:
 
 
 def new_caches(model: Any, headroom: int, policy: KVPolicy = NATIVE) -> list[Any]:
-    """Empty caches for one sequence, with rings of ours in place of mlx-lm's rotating ones.
+    """Empty caches for one sequence of an mlx-lm model, with rings of ours in place of its rotating ones.
 
-    Args:
-        model: an mlx-lm language model.
-        headroom: the largest block that will be verified.
-        policy: which keys and values are kept, and how.
+    ``headroom`` is the largest block that will be verified.
     """
     return policy.new_caches(model, headroom)
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "eval": ("engine.cli.evaluate", "Measure the engine; each command writes one evidence report."),
     "verify": ("engine.cli.verify", "Replay an evidence report with the models it names."),
     "parity": ("engine.cli.parity", "Compare a drafter network with stored reference outputs."),
-    "kv": ("engine.cli.kv", "Check the codes that keys and values are kept in."),
+    "kv": ("engine.cli.parity:kv", "Check the codes that keys and values are kept in."),
     "memory": ("engine.cli.memory", "Say how much memory keys and values would take."),
     "probe": ("engine.cli.probe", "Say what this machine is and how fast it multiplies."),
     "train": ("engine.cli.train", "Train small networks that belong to a target."),
@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports a module for the ``command`` in it when that runs, and for --help imports none."""
+    """A group that imports the module of a command (``module:name``) when that runs, and for --help none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -36,7 +36,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), name or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,4 +1,4 @@
-"""``kakeya_engine eval server``: the server's answers beside plain decoding's, over HTTP."""
+"""``kakeya_engine eval server``: the server's answers over HTTP against plain decoding."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ from engine.cli.reports import store
 )
 @report_options
 def server(as_json: bool, report_path: Path | None, **values: Any) -> None:
-    """The server's answers over HTTP against plain decoding, and what clients rely on beside that.
+    """The server's answers over HTTP against plain decoding, and what else clients rely on.
 
     Starts the real server in this process, for itself alone, with a key of its own. Every check has to pass;
     of a server that fails one there is no report.
@@ -65,8 +65,7 @@ def server(as_json: bool, report_path: Path | None, **values: Any) -> None:
     from engine.cli.tables import checks_table, figures, quality_table
     from engine.evaluation.prompts import load_prompts
     from engine.evaluation.quality import matches_by_set
-    from engine.evaluation.server import ChecksFailed, measure_server
-    from engine.evaluation.server_switches import ServerSwitches
+    from engine.evaluation.server import ChecksFailed, ServerSwitches, measure_server
     from engine.generate import ChatSwitches
     from engine.registry import Places
     from engine.server.serve import model_finder
@@ -98,20 +97,14 @@ def server(as_json: bool, report_path: Path | None, **values: Any) -> None:
 
 
 def _offer(values: dict[str, Any]) -> Any:
-    """`engine.evaluation.server_switches.Offer` from the switches that name a model, which are taken out.
-
-    Raises:
-        ConfigurationError: a registry or a folder cannot be served.
-        click.UsageError: they contradict each other.
-    """
-    from engine.evaluation.server_switches import Offer
+    """Take the switches that name a model out of ``values``; what they offer."""
+    from engine.evaluation.server import Offer
     from engine.registry import Registry
 
-    registry, model_id, channel = values.pop("registry"), values.pop("model_id"), values.pop("channel")
-    model, of_folder = (
-        values.pop("model"),
-        {name: values.pop(name) for name in ("drafter", "quantize", "dtype")},
+    registry, model_id, channel, model = (
+        values.pop(name) for name in ("registry", "model_id", "channel", "model")
     )
+    of_folder = {name: values.pop(name) for name in ("drafter", "quantize", "dtype")}
     if model is not None:
         if registry is not None or model_id is not None:
             raise click.UsageError("--model serves a folder; leave out --registry and --id")

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,9 +16,6 @@ from engine.cli.options import (
 )
 from engine.cli.reports import store
 from engine.errors import GenerationError, PromptError
-
-if TYPE_CHECKING:
-    from engine.generate import Outcome
 
 LARGEST_PROMPT = 100_000_000  # characters of a file
 
@@ -117,7 +114,7 @@ def command(
     click.echo(json.dumps(figures | ({"report": str(path)} if path else {})))
 
 
-def _figures(outcome: "Outcome", prompt_tokens: int, kv: str) -> dict[str, Any]:
+def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
     """The figures of the JSON line."""
     return {
         "text": outcome.text,
@@ -137,7 +134,7 @@ def _figures(outcome: "Outcome", prompt_tokens: int, kv: str) -> dict[str, Any]:
     }
 
 
-def _summary(outcome: "Outcome") -> str:
+def _summary(outcome: Any) -> str:
     """The figures for people, on one line."""
     parts = [f"{len(outcome.tokens)} tokens ({outcome.finish})"]
     if outcome.decode_tokens_per_s is not None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from rich.console import Console
+from rich.table import Table
 
 from engine.errors import ConfigurationError
 
@@ -48,8 +50,8 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
     """Say how much memory keys and values would take. Nothing is loaded, computed or measured.
 
     With --table article: the table of the original article, from its formula. With --context: the caches' own
-    code is run on shapes, in the order a run would; the weights stand beside them. What a run has really held
-    is in its report, as resident bytes.
+    code is run on shapes, in the order a run would; weights come on top. What a run has really held is in its
+    report, as resident bytes.
 
     \b
     Examples:
@@ -59,17 +61,17 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
       kakeya_engine memory --model ~/models/qwen3-8b --context 32768 --kv native --kv affine:4,64 --batch 8
       kakeya_engine memory --model ~/models/gemma-4 --context 100000 --kv all --dtype bfloat16 --json
     """  # noqa: D301 - click wants the character itself
-    if table is not None and (others := _others()):
-        raise click.UsageError(f"--table {table} takes no switch but --json; leave out {', '.join(others)}")
     if table is not None:
-        from engine.memory.article import table_document
+        if others := _others():
+            raise click.UsageError(
+                f"--table {table} takes no switch but --json; leave out {', '.join(others)}"
+            )
+        from engine.memory import article_document
 
-        document = table_document()
+        document = article_document()
     else:
         document = _predicted(model, values)
     if not as_json:
-        from engine.cli.memory_tables import article_table, prediction_table
-
         (article_table if table is not None else prediction_table)(document)
     click.echo(json.dumps(document, ensure_ascii=False))
 
@@ -86,42 +88,29 @@ def _others() -> list[str]:
 
 
 def _predicted(model: Path | None, values: dict[str, Any]) -> dict[str, Any]:
-    """The prediction the switches ask for, as its JSON line."""
     if values["context"] is None:
         raise click.UsageError(USAGE)
-    contexts = _contexts(values["context"])
+    contexts = _contexts(values.pop("context"))
 
-    from engine.memory.document import prediction_document
-    from engine.memory.model import open_unloaded
-    from engine.memory.predict import Asked, predict
+    from engine.memory import open_unloaded, predict
     from engine.target.loading import SHIPPED_TARGET
 
-    asked = Asked(
-        policies=values["kv"] or ("native",),
-        contexts=contexts,
-        batch=values["batch"],
-        block=values["block"],
-        prefill_chunk=values["prefill_chunk"],
-        drafter=values["drafter"] if values["drafter"] != "none" else None,
-        dtype=values["dtype"],
-    )
-    unloaded = open_unloaded(model or SHIPPED_TARGET, values["dtype"], values["quantize"])
-    return prediction_document(unloaded, asked, predict(unloaded, asked, _Patience()))
+    unloaded = open_unloaded(model or SHIPPED_TARGET, values["dtype"], values.pop("quantize"))
+    policies = values.pop("kv") or ("native",)
+    if values["drafter"] == "none":
+        values["drafter"] = None
+    return predict(unloaded, policies, contexts, _Patience(), **values)
 
 
 def _contexts(text: str) -> tuple[int, ...]:
-    """Lengths of a list such as 8192,32768, each once.
-
-    Raises:
-        ConfigurationError: it is no such list.
-    """
+    """Lengths of a list such as 8192,32768, each once."""
     if not re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})*", text):
         raise ConfigurationError(f"--context {text!r} is not a number, or a list such as 8192,32768")
     return tuple(dict.fromkeys(int(number) for number in text.split(",")))
 
 
 class _Patience:
-    """Shows progress as a runner can follow it, once a prediction takes long."""
+    """Show progress as a runner can follow it, once a prediction takes long."""
 
     def __init__(self) -> None:
         self._since = monotonic()
@@ -131,3 +120,80 @@ class _Patience:
         if self._shown or monotonic() - self._since > QUIET_S:
             self._shown = True
             click.echo(f"progress {done}/{total} {phase} {detail}", err=True)
+
+
+def article_table(document: dict[str, Any]) -> None:
+    """Print the article's rows as it has them."""
+    table = _table(
+        "memory, the original article: ANALYTIC, not measured",
+        "batch", "context", "net bytes a token", "ratio",
+    )  # fmt: skip
+    for row in document["rows"]:
+        texts = row["net_bytes_per_token_text"], row["ratio_text"]
+        table.add_row(str(row["batch"]), f"{row['context']:,}", *texts)
+    console = Console()
+    console.print(table)
+    console.print(document["formula"])
+    console.print(f"left out: {'; '.join(document['left_out'])}")
+
+
+def prediction_table(document: dict[str, Any]) -> None:
+    """Print policies side by side, the layers of a single one, and what comes on top of the caches."""
+    several = document["batch"] > 1
+    columns = ["policy", "context", "caches", "bytes a token", "against native"]
+    if several:
+        columns.insert(3, "a sequence")
+    table = _table("memory of caches: ANALYTIC, predicted from shapes, not measured", *columns)
+    for row in document["rows"]:
+        texts = [
+            row["kv"],
+            f"{row['context']:,}",
+            size(row["cache_bytes"]),
+            f"{row['bytes_per_token']:,.1f}",
+            f"{row['ratio_to_native']:.2f}×",
+        ]
+        if several:
+            texts.insert(3, size(row["bytes_per_sequence"]))
+        table.add_row(*texts)
+    console = Console()
+    console.print(table)
+    if len(document["rows"]) == 1:
+        for kind in document["rows"][0]["layers"]:
+            console.print(f"{kind['layers']:3d} × {kind['holds']} ({kind['cache']}): {size(kind['bytes'])}")
+    console.print(
+        f"{document['batch']} {'sequence' if document['batch'] == 1 else 'sequences'}, "
+        f"rounds of {document['block']}, prompts in chunks of {document['prefill_chunk']}"
+    )
+    shorter = {
+        f"{row['context']:,}": row["block"] for row in document["rows"] if row["block"] < document["block"]
+    }
+    for context, block in shorter.items():
+        console.print(f"a prompt of {context} leaves {f'a round of {block}' if block else 'no round'}")
+    console.print(
+        f"weights: {size(document['weights_bytes'])} in {document['dtype']} "
+        f"({document['dtype_from']}), from {document['weights_from']}"
+    )
+    if document["drafter"] is not None:
+        states = " / ".join(dict.fromkeys(size(row["drafter_state_bytes"]) for row in document["rows"]))
+        console.print(f"drafter: weights {size(document['drafter']['weights_bytes'])}, state {states}")
+    for policy, reason in document["refused"].items():
+        console.print(f"not for this model: {policy} ({reason})")
+    console.print(f"left out: {'; '.join(document['left_out'])}")
+
+
+def size(count: int) -> str:
+    """Write bytes in the largest unit that leaves a whole number before the point."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        policy = column == "policy"
+        table.add_column(column, justify="left" if policy else "right", overflow="fold", no_wrap=policy)
+    return table

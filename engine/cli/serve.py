@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,41 +20,49 @@ MIB = 2**20
 @click.command("serve")
 @registry_options
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address; others than this machine's need a key."
+    "--host", default="127.0.0.1", show_default=True, help="Address; any but this machine's own needs a key."
 )
-@click.option("--port", type=int, default=8080, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=int, default=8080, show_default=True, help="0 selects a free one.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="API keys, one a line.")
 @click.option("--allow-host", multiple=True, help="A further name of this server, for local proxies.")
 @click.option(
-    "--allow-origin", multiple=True, help="Let web pages of this origin ask (CORS); none by default."
+    "--allow-origin",
+    multiple=True,
+    help="Let web pages of this origin send requests (CORS); none by default.",
 )
 @click.option("--max-body", type=float, default=1.0, show_default=True, help="MiB of a request.")
 @click.option(
-    "--max-tokens", type=int, default=4096, show_default=True, help="The most an answer may be asked for."
+    "--max-tokens", type=int, default=4096, show_default=True, help="Largest max_tokens of a request."
 )
 @click.option(
     "--default-tokens", type=int, default=512, show_default=True, help="… where a request does not say."
 )
 @click.option("--parallel", type=int, default=4, show_default=True, help="Requests that take turns.")
 @click.option(
-    "--queue", type=int, default=64, show_default=True, help="Requests that may wait; more are turned away."
+    "--queue", type=int, default=64, show_default=True, help="Requests that may wait; more are refused."
 )
 @click.option("--models", type=int, default=1, show_default=True, help="Models in memory at once.")
 @click.option(
     "--cache-sessions", type=int, default=8, show_default=True, help="Conversations kept for their next turn."
 )
-@click.option("--cache-mib", type=float, help="… and the most they may take together [default: any].")
+@click.option("--cache-mib", type=float, help="… and at most so many MiB together [default: any].")
 @click.option("--cache-seconds", type=float, default=600.0, show_default=True, help="… and how long.")
+@click.option(
+    "--allow-kv",
+    multiple=True,
+    metavar="POLICY",
+    help="Let requests spell out KV policies, besides the registry's: lattice:e8,8..64@inner:0..4.",
+)
 @click.option("--prefill-chunk", type=int, default=512, show_default=True, help="Prompt positions a turn.")
 @click.option(
     "--grace", type=float, default=30.0, show_default=True, help="Seconds to finish in, when stopped."
 )
 @click.option("--log-content", is_flag=True, help="Write prompts and answers to the log.")
-@click.option("--check", is_flag=True, help="Look at the registry's models that are here, and end.")
+@click.option("--check", is_flag=True, help="Check the registry's models that are on this machine, and exit.")
 def command(**values: Any) -> None:
     """Serve OpenAI's chat and text completions, decoded speculatively, under http://HOST:PORT/v1.
 
-    Without --api-key-file, KAKEYA_API_KEY holds the key; without either, only this machine may ask.
+    Without --api-key-file, KAKEYA_API_KEY is the key; without either, only this machine may send requests.
 
     \b
     Examples:
@@ -69,7 +78,7 @@ def command(**values: Any) -> None:
     from engine.device import prepare
 
     prepare()
-    from engine.registry import Places, locate
+    from engine.registry import Places, PolicyRange, locate
     from engine.server.scheduler import SchedulerLimits
     from engine.server.serve import ServerSettings, check_registry, serve
     from engine.server.service import RequestLimits
@@ -98,6 +107,8 @@ def command(**values: Any) -> None:
     )
     serving.check()
     registry = take_registry(values)
+    allowed = tuple(PolicyRange.parse(text) for text in values["allow_kv"])
+    registry = replace(registry, requests=registry.requests + allowed)
     if values["check"]:
         for line in check_registry(registry, Places.of_machine()):
             click.echo(line)
@@ -109,25 +120,20 @@ def command(**values: Any) -> None:
 
     def ready(host: str, port: int) -> None:
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-        click.echo(f"kakeya_engine: serving {registry.default} and what else there is under {url}", err=True)
+        click.echo(f"kakeya_engine: serving {registry.default} and the other models under {url}", err=True)
         click.echo(json.dumps({"url": url, "port": port, "models": registry.ids()}))
 
     serve(registry, serving, ready)
 
 
 def _bytes(flag: str, mib: float) -> int:
-    """Bytes of so many MiB; raise ConfigurationError for what is no number of them."""
     if not math.isfinite(mib):
         raise ConfigurationError(f"{flag} must be a number of MiB, not {mib}")
     return int(mib * MIB)
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:
-    """The API keys: of the file, or the environment's; one in the arguments would show in lists of processes.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or holds none.
-    """
+    """The API keys of the file or of the environment; an argument would show in lists of processes."""
     if file is None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
         return (key,) if key else ()

@@ -30,6 +30,8 @@ KV = {
     "accept": "acceptance_length:.2f",
     "speed": "decode_relative_to_native:.2f",
 }
+CODEC = {"MSE": "relative_mse:.4e", "reference": "reference_relative_mse:.4e"}
+COMPACT: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 0, 0, 1)}
 KV_NOTES = """\
 bits: stored a value where the policy applies; KV bytes: most that was resident;
 key err, val err: relative squared error of what the next query sees, evicted
@@ -172,7 +174,7 @@ def kv_table(document: Document) -> None:
     for row in kv_figures(document):
         mark = " *" if row["control"] else " =" if row["same_as_native"] else ""
         rows.append([row["policy"] + mark, *_cells(row, KV.values())])
-    _print("KV policies", ("<policy", *KV), rows, box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    _print("KV policies", ("<policy", *KV), rows, **COMPACT)
     for name, figures in document["summary"]["arms"].items():
         if name in ("oracle", "no_needle"):
             _line(f"{name}: recall {_cell(figures['recall'], '.3f')}")
@@ -219,6 +221,29 @@ def parity_table(document: Document) -> None:
         "hidden, logits: largest absolute difference; argmax: share of rows (of a pair: drafts) that agree; "
         "path: through the candidates, and the tokens of a pair"
     )
+
+
+def codec_table(document: Document) -> None:
+    """A line for every entry of a lattice comparison."""
+    rows = [
+        [
+            entry["name"],
+            f"{entry['vectors']:,}",
+            f"{100 * entry['blocks_identical']:.3f} %",
+            *_cells(entry, CODEC.values()),
+            "not finite" if entry["mse_ratio"] is None else f"{entry['mse_ratio']:.6f}",
+            f"{entry['max_abs_difference']:.2e}",
+            "yes" if entry["passed"] else "NO",
+        ]
+        for entry in document["entries"]
+    ]
+    columns = ("<entry", "vectors", "identical", *CODEC, "ratio", "worst", "<passed")
+    _print("lattice code against stored round trips", columns, rows, **COMPACT)
+    _line(
+        "identical: blocks with the same lattice point; MSE: relative, mean over the rows; worst: difference"
+    )
+    if most := max(entry["vectors_left_out"] for entry in document["entries"]):
+        _line(f"left out of the MSE: rows that the reference loses, at most {most:,} of an entry")
 
 
 def probe_figures(document: Document) -> Document:

@@ -14,9 +14,11 @@ SHOWN = 20
 
 @click.command("verify")
 @click.argument("report", type=click.Path(path_type=Path))
-@click.option("--sample", type=int, default=6, show_default=True, help="Rows to draw.")
+@click.option("--sample", type=click.IntRange(1), default=6, show_default=True, help="Rows to draw.")
 @click.option(
-    "--seed", type=int, default=None, help="Repeat a draw [default: from the system's random numbers]."
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    help="Repeat a draw [default: from the system's random numbers].",
 )
 @click.option(
     "--model",
@@ -64,46 +66,28 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
     request = take_request(values)
 
     from engine.device import prepare
-    from engine.verification.claimed import read_report
 
-    claimed = read_report(report)
     runtime = prepare()
     from engine.cli.progress import shown_progress
+    from engine.cli.tables import verification_table
     from engine.evaluation.report import write_document
     from engine.registry import Places
-    from engine.verification.verify import Verification, verify
+    from engine.verification.verify import VerifyOptions, verify
 
     folders = {"target": values["model"], "drafter": values["drafter"], "projector": values["projector"]}
-    what = Verification(
-        values["sample"],
-        values["seed"],
-        folders,
-        values["among"],
-        values["prompts"],
-        request,
+    options = VerifyOptions(
+        values["sample"], values["seed"], folders, values["among"], values["prompts"], request
     )
     with shown_progress() as progress:
-        found = verify(claimed, what, runtime, Places.of_machine(), progress=progress)
-    document = found.document()
+        found = verify(report, options, runtime, Places.of_machine(), progress=progress)
+    document = found.model_dump(mode="json", by_alias=True)
     if record is not None:
         write_document(record, document)
     if as_json:
         click.echo(json.dumps(document, allow_nan=False))
     else:
-        _show(document)
-    if found.findings:
-        raise EngineError(f"{report} is refuted: {_named(document['findings'])}")
-
-
-def _named(findings: list[dict[str, Any]]) -> str:
-    """The rows that something was found of."""
-    places = list(dict.fromkeys(finding["where"] for finding in findings))
-    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
-    return ", ".join(places[:SHOWN]) + more
-
-
-def _show(document: dict[str, Any]) -> None:
-    """The record for people."""
-    from engine.cli.tables import verification_table
-
-    verification_table(document)
+        verification_table(document)
+    if not found.confirmed:
+        places = found.refuted_rows
+        more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+        raise EngineError(f"{report} is refuted: {', '.join(places[:SHOWN])}{more}")

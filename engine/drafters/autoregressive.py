@@ -138,7 +138,7 @@ class Autoregressive(TextDrafter):
         self._drafts = None
 
     def _abandon(self) -> None:
-        """Undo a proposal of which nothing was committed."""
+        """Undo a proposal where nothing of it was committed."""
         self._transaction.abort()
         self._drafts = None
 

@@ -11,8 +11,8 @@ to its right, does not have that probability, so drawing from its marginals woul
 Nothing is kept between rounds: a filled token changes what every row sees, so there are no keys and values to
 reuse. To bound the cost of a round, the network sees the last ``context`` tokens only.
 
-How many masks, forwards and tokens of context is the folder's to say (``draft_block_size``, ``draft_steps``
-and ``draft_context`` of its config.json) and the spec's to overrule: ``masked-diffusion:FOLDER?steps=2``.
+The folder's config.json may say how many masks, forwards and tokens of context (``draft_block_size``,
+``draft_steps``, ``draft_context``); the spec overrules it: ``masked-diffusion:FOLDER?steps=2``.
 """
 
 import re
@@ -54,8 +54,8 @@ class MaskedDiffusion(TextDrafter):
         Args:
             network: the model.
             mask_token_id: the token for an unknown one.
-            block_size: block length to draft by default, the bonus token included.
-            steps: forwards per block; a block of fewer masks takes one for each.
+            block_size: of a block by default, the bonus token included.
+            steps: forwards per block, at most one for each mask.
             context: committed tokens the network sees, the bonus included.
         """
         if block_size < 2 or steps < 1 or context < 1:
@@ -79,13 +79,8 @@ class MaskedDiffusion(TextDrafter):
 
     def twin(self) -> "MaskedDiffusion":
         """See `Drafter.twin`."""
-        return MaskedDiffusion(
-            self.network,
-            self.mask_token_id,
-            block_size=self.block_size,
-            steps=self.steps,
-            context=self.context,
-        )
+        sizes = {"block_size": self.block_size, "steps": self.steps, "context": self.context}
+        return MaskedDiffusion(self.network, self.mask_token_id, **sizes)
 
     def start(self) -> None:
         """Forget the sequence."""

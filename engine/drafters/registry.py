@@ -13,7 +13,7 @@ How folders become networks is in `engine.target.loading`.
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,10 @@ DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """A line of help, and what opens a drafter from the text after ``KIND:``, its target and the dtype."""
+    """A line of help, and what opens a drafter, given its target and the dtype."""
 
     help: str
-    open: Callable[[str, LoadedTarget, str | None, KVPolicy], LoadedDrafter]
+    open: Callable[["DrafterSpec", LoadedTarget, str | None], LoadedDrafter]
 
 
 def drafter_policy(text: str) -> KVPolicy:
@@ -69,6 +69,50 @@ def split_policy(spec: str, policy: KVPolicy = NATIVE) -> tuple[str, KVPolicy]:
     return (rest, drafter_policy(text)) if mark else (spec, policy)
 
 
+@dataclass(frozen=True)
+class DrafterSpec:
+    """What a ``--drafter`` text says."""
+
+    kind: str
+    argument: str  # a folder, perhaps with settings, or a number
+    policy: KVPolicy  # of its own keys and values
+    lookups: bool  # look-ups where they do better
+
+
+def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
+    """Read a ``--drafter`` text, and the kind of the folder it names.
+
+    Raises:
+        ConfigurationError: the text does not name a drafter.
+        ModelError: there is no such folder, or it holds no drafter.
+    """
+    spec, policy = split_policy(spec, policy)
+    rest = spec
+    while rest.startswith(WITH_LOOKUP):
+        rest = rest.removeprefix(WITH_LOOKUP)
+    if not rest:
+        raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
+    kind, colon, argument = rest.partition(":")
+    if kind not in KINDS:
+        if "/" not in rest and not Path(rest).exists():
+            raise ConfigurationError(
+                f"--drafter {rest!r} is neither a folder on this machine nor one of {', '.join(KINDS)}; "
+                "give a folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
+            )
+        kind, argument = kind_of(Path(rest)), rest
+    elif kind == PromptLookup.name:
+        argument = argument if colon else str(PromptLookup.default_shortest)
+    elif not argument:
+        raise ConfigurationError(f"--drafter {rest} lacks its folder; give {kind}:FOLDER")
+    else:
+        folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
+        if (found := kind_of(folder)) != kind:
+            raise ConfigurationError(f"--drafter {rest}: the folder holds a drafter of the kind {found}")
+    if policy.kind != NATIVE.kind and kind in (PromptLookup.name, MaskedDiffusion.name):
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps no keys and values; leave it out")
+    return DrafterSpec(kind, argument, policy, rest != spec)
+
+
 def open_drafter(
     spec: str, target: LoadedTarget, dtype: str | None = None, policy: KVPolicy = NATIVE
 ) -> LoadedDrafter:
@@ -85,29 +129,9 @@ def open_drafter(
         ModelError: the folder cannot be used.
         DrafterMismatchError: the drafter was made for another target; the message names both sides.
     """
-    spec, policy = split_policy(spec, policy)
-    if spec.startswith(WITH_LOOKUP):
-        if not (rest := spec.removeprefix(WITH_LOOKUP)):
-            raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
-        inner = open_drafter(rest, target, dtype, policy)
-        return LoadedDrafter(WithLookup(inner.drafter), inner.card, inner.settings)
-    kind, colon, argument = spec.partition(":")
-    if kind not in KINDS:
-        if "/" not in spec and not Path(spec).exists():
-            raise ConfigurationError(
-                f"--drafter {spec!r} is neither a folder on this machine nor one of {', '.join(KINDS)}; "
-                "give a folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
-            )
-        return KINDS[kind_of(Path(spec))].open(spec, target, dtype, policy)
-    if kind == PromptLookup.name:
-        shortest = argument if colon else str(PromptLookup.default_shortest)
-        return KINDS[kind].open(shortest, target, dtype, policy)
-    if not argument:
-        raise ConfigurationError(f"--drafter {spec} lacks its folder; give {kind}:FOLDER")
-    folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
-    if (found := kind_of(folder)) != kind:
-        raise ConfigurationError(f"--drafter {spec}: the folder holds a drafter of the kind {found}")
-    return KINDS[kind].open(argument, target, dtype, policy)
+    asked = read_spec(spec, policy)
+    loaded = KINDS[asked.kind].open(asked, target, dtype)
+    return replace(loaded, drafter=WithLookup(loaded.drafter)) if asked.lookups else loaded
 
 
 def kind_of(folder: Path) -> str:
@@ -123,30 +147,23 @@ def kind_of(folder: Path) -> str:
     )
 
 
-def _refuse_policy(policy: KVPolicy, kind: str) -> None:
-    if policy.kind != NATIVE.kind:
-        raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps no keys and values; leave it out")
-
-
 def _open_prompt_lookup(
-    argument: str,
+    spec: DrafterSpec,
     target: LoadedTarget,
     dtype: str | None,  # noqa: ARG001 - there is no network
-    policy: KVPolicy,
 ) -> LoadedDrafter:
-    _refuse_policy(policy, PromptLookup.name)
-    if not re.fullmatch("[0-9]{1,9}", argument):
+    if not re.fullmatch("[0-9]{1,9}", spec.argument):
         raise ConfigurationError(
-            f"--drafter prompt-lookup:{argument}: the shortest match must be a number of tokens, as in "
+            f"--drafter prompt-lookup:{spec.argument}: the shortest match must be a number of tokens, as in "
             "prompt-lookup:3"
         )
-    drafter = PromptLookup(int(argument))
+    drafter = PromptLookup(int(spec.argument))
     drafter.bind(target.target)
     return LoadedDrafter(drafter, None, f"shortest={drafter.shortest}")
 
 
-def _open_block(argument: str, target: LoadedTarget, dtype: str | None, policy: KVPolicy) -> LoadedDrafter:
-    loaded = load_drafter(Path(argument), target.target, dtype)
+def _open_block(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    loaded, policy = load_drafter(Path(spec.argument), target.target, dtype), spec.policy
     if policy.kind == NATIVE.kind or not isinstance(loaded.drafter, BlockDrafter):
         return loaded
     try:
@@ -157,10 +174,8 @@ def _open_block(argument: str, target: LoadedTarget, dtype: str | None, policy: 
     return LoadedDrafter(drafter, loaded.card, f"kv={policy.spec}")
 
 
-def _open_autoregressive(
-    argument: str, target: LoadedTarget, dtype: str | None, policy: KVPolicy
-) -> LoadedDrafter:
-    model = load_target(Path(argument), dtype)
+def _open_autoregressive(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    model, policy = load_target(Path(spec.argument), dtype), spec.policy
     refuse_policy(model.target.model, policy, "--drafter-kv")
     drafter = Autoregressive(model.target, policy=policy)
     drafter.bind(target.target)
@@ -168,11 +183,8 @@ def _open_autoregressive(
     return LoadedDrafter(drafter, model.card, None if policy.kind == NATIVE.kind else f"kv={policy.spec}")
 
 
-def _open_masked_diffusion(
-    argument: str, target: LoadedTarget, dtype: str | None, policy: KVPolicy
-) -> LoadedDrafter:
-    _refuse_policy(policy, MaskedDiffusion.name)
-    (folder, asked), wanted = split_spec(argument), dtype_of(dtype)
+def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    (folder, asked), wanted = split_spec(spec.argument), dtype_of(dtype)
     files = weight_files(folder)
     config = read_json(folder / "config.json")
     settings = settings_of(folder / "config.json", config) | asked

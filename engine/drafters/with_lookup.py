@@ -119,11 +119,11 @@ class WithLookup:
 
     def mark(self) -> Callable[[], None]:
         """Of both; how the drafts did is forgotten on the way back."""
-        marks = (self._lookup.mark(), self._other.mark())
+        lookup, other = self._lookup.mark(), self._other.mark()
 
         def back() -> None:
-            for mark in marks:
-                mark()
+            lookup()
+            other()
             self._forget()
 
         return back

@@ -16,7 +16,7 @@ they are left out of the mean, and their blocks compared like all.
 import re
 import zipfile
 from dataclasses import asdict, dataclass
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import numpy as np
 from engine.cache.codecs.base import Hadamard
 from engine.cache.codecs.lattice import LatticeCompat
 from engine.errors import ConfigurationError, InputError
+from engine.evaluation.parity import REALS, Array, StoredArrays, finite
 
 LEAST_IDENTICAL = 0.999
 MOST_APART = 0.001  # of the reference's relative MSE
@@ -35,37 +36,21 @@ CHUNK = 2**20  # values coded at a time
 NAME = re.compile(r"(d4|e8)_q([1-9][0-9]{0,5})_([1-9][0-9]{0,5})")
 ROWS = re.compile(r"x_([1-9][0-9]{0,5})")
 
-Array = np.ndarray[Any, Any]
-
 
 @dataclass(frozen=True)
-class Entry:
-    """One array of a file, compared.
-
-    Attributes:
-        name: of the array.
-        lattice: ``d4`` or ``e8``.
-        q: steps from zero to the largest coordinate.
-        dim: D.
-        vectors: rows.
-        vectors_left_out: rows that the means leave out, because the reference loses them.
-        blocks_identical: share of blocks with the same lattice point.
-        relative_mse: of our round trip.
-        reference_relative_mse: of the stored one.
-        mse_ratio: ours by the reference's; 1 where both are 0.
-        max_abs_difference: largest difference of a value.
-    """
+class CodecEntry:
+    """One array of a file, compared."""
 
     name: str
     lattice: str
-    q: int
+    q: int  # steps from zero to the largest coordinate
     dim: int
     vectors: int
-    vectors_left_out: int
-    blocks_identical: float
-    relative_mse: float
+    vectors_left_out: int  # of the means, because the reference loses them
+    blocks_identical: float  # share of blocks with the same lattice point
+    relative_mse: float  # of our round trip
     reference_relative_mse: float
-    mse_ratio: float
+    mse_ratio: float  # ours by the reference's; 1 where both are 0
     max_abs_difference: float
 
     @property
@@ -73,53 +58,71 @@ class Entry:
         """Whether enough blocks are the same and the errors as large."""
         return self.blocks_identical >= LEAST_IDENTICAL and abs(self.mse_ratio - 1) <= MOST_APART
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """All entries of a file, in its order."""
-
-    entries: tuple[Entry, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every entry did."""
-        return all(entry.passed for entry in self.entries)
-
     def document(self) -> dict[str, Any]:
         """For the JSON line; a ratio that is not finite is null there."""
-        return {
-            "kind": "codec",
-            "passed": self.passed,
-            "worst": {
-                "blocks_identical": min(entry.blocks_identical for entry in self.entries),
-                "mse_ratio": _ratio(
-                    max((e.mse_ratio for e in self.entries), key=lambda ratio: abs(ratio - 1))
-                ),
-                "max_abs_difference": max(entry.max_abs_difference for entry in self.entries),
-            },
-            "entries": [
-                asdict(entry) | {"mse_ratio": _ratio(entry.mse_ratio), "passed": entry.passed}
-                for entry in self.entries
-            ],
-        }
+        return asdict(self) | {"mse_ratio": finite(self.mse_ratio), "passed": self.passed}
 
 
-def _ratio(value: float) -> float | None:
-    return value if isfinite(value) else None
+def codec_document(entries: list[CodecEntry]) -> dict[str, Any]:
+    """The JSON line of a comparison."""
+    worst = max((entry.mse_ratio for entry in entries), key=lambda ratio: abs(ratio - 1))
+    return {
+        "kind": "codec",
+        "passed": all(entry.passed for entry in entries),
+        "worst": {
+            "blocks_identical": min(entry.blocks_identical for entry in entries),
+            "mse_ratio": finite(worst),
+            "max_abs_difference": max(entry.max_abs_difference for entry in entries),
+        },
+        "entries": [entry.document() for entry in entries],
+    }
 
 
-def compare_codec(file: Path) -> Comparison:
-    """Compare every entry of a file. All is read and checked before anything is computed.
+def compare_codec(file: Path) -> list[CodecEntry]:
+    """Compare every entry of a file, in its order. All is read and checked before anything is computed."""
+    arrays = _read(file)
+    names = {name: NAME.fullmatch(name) or ROWS.fullmatch(name) for name in arrays}
+    if odd := [name for name, found in names.items() if found is None]:
+        raise InputError(f"{file}: {odd[0]} is neither x_<D> nor d4_q<Q>_<D> nor e8_q<Q>_<D>")
+    entries = []
+    for name, found in names.items():
+        if found is None or found.re is ROWS:
+            continue
+        lattice, q, dim = found[1], int(found[2]), int(found[3])
+        if f"x_{dim}" not in arrays:
+            raise InputError(f"{file} lacks x_{dim}, the rows of {name}")
+        rows = arrays.take(f"x_{dim}", REALS, None, dim)
+        try:
+            codec = LatticeCompat(lattice, q, dim)
+        except ConfigurationError as error:
+            raise InputError(f"{file}: {name}: {error}") from None
+        stored = arrays.take(name, REALS, None, dim)
+        if stored.shape != rows.shape:
+            raise InputError(f"{file}: {name} is {stored.shape}, x_{dim} is {rows.shape}")
+        entries.append((name, codec, rows, stored))
+    used = {each[0] for each in entries} | {f"x_{each[1].dim}" for each in entries}
+    if idle := sorted(arrays.keys() - used):
+        raise InputError(f"{file}: nothing is stored for {idle[0]}")
+    if not entries:
+        raise InputError(f"{file} holds no entry d4_q<Q>_<D> or e8_q<Q>_<D>")
+    return [_compare(*entry) for entry in entries]
 
-    Raises:
-        InputError: the file cannot be used: it is missing, corrupt or too large, an array is missing,
-            unknown, of another shape or type or not finite, or there is no code for its Q or dimension.
-    """
-    rows, entries = _checked(file, _read(file))
-    return Comparison(tuple(_compare(name, codec, rows[codec.dim], out) for name, codec, out in entries))
+
+def _read(file: Path) -> StoredArrays:
+    """The arrays of a file, if they are not too large."""
+    if not file.is_file():
+        raise InputError(f"{file} is {'no file' if file.exists() else 'missing'}")
+    try:
+        with zipfile.ZipFile(file) as packed:
+            size = sum(item.file_size for item in packed.infolist())
+    except zipfile.BadZipFile as error:
+        raise InputError(f"{file} is corrupt: {error}") from None
+    if size > LARGEST_FILE:
+        raise InputError(f"{file} holds {size:,} bytes of arrays; at most {LARGEST_FILE:,} are compared")
+    return StoredArrays(file)
 
 
-def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> Entry:
+def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> CodecEntry:
     turn = Hadamard(codec.dim)
     identical, apart = 0, 0.0
     errors: tuple[list[Array], list[Array]] = ([], [])
@@ -139,7 +142,7 @@ def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> 
     of_ours, of_stored = (np.concatenate(side) for side in errors)
     kept = _not_lost(of_stored, reference)
     ours_mse, stored_mse = _mean(of_ours[kept]), _mean(of_stored[kept])
-    return Entry(
+    return CodecEntry(
         name=name,
         lattice=codec.lattice,
         q=codec.q,
@@ -172,63 +175,3 @@ def _not_lost(errors: Array, reference: Array) -> Array:
 
 def _mean(values: Array) -> float:
     return float(values.mean()) if values.size else 0.0
-
-
-def _read(file: Path) -> dict[str, Array]:
-    """The arrays of a file; nothing pickled is ever loaded."""
-    if not file.is_file():
-        raise InputError(f"{file} is {'no file' if file.exists() else 'missing'}")
-    try:
-        with zipfile.ZipFile(file) as packed:
-            size = sum(item.file_size for item in packed.infolist())
-        if size <= LARGEST_FILE:
-            with np.load(file, allow_pickle=False) as stored:
-                return {name: np.asarray(value) for name, value in stored.items()}
-    except Exception as error:  # zip, zlib and numpy raise many kinds; all of them are the file's fault
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{file} is corrupt: {reason}") from None
-    raise InputError(f"{file} holds {size:,} bytes of arrays; at most {LARGEST_FILE:,} are compared")
-
-
-def _checked(
-    file: Path, arrays: dict[str, Array]
-) -> tuple[dict[int, Array], list[tuple[str, LatticeCompat, Array]]]:
-    """Rows by dimension, and each entry with its code."""
-    rows: dict[int, Array] = {}
-    named: list[tuple[str, str, int, int]] = []
-    for name, value in arrays.items():
-        if entry := NAME.fullmatch(name):
-            named.append((name, entry[1], int(entry[2]), int(entry[3])))
-        elif found := ROWS.fullmatch(name):
-            rows[int(found[1])] = _floats(file, name, value, int(found[1]))
-        else:
-            raise InputError(f"{file}: {name} is neither x_<D> nor d4_q<Q>_<D> nor e8_q<Q>_<D>")
-    if idle := sorted(set(rows) - {dim for _, _, _, dim in named}):
-        raise InputError(f"{file}: nothing is stored for x_{idle[0]}")
-    if not named:
-        raise InputError(f"{file} holds no entry d4_q<Q>_<D> or e8_q<Q>_<D>")
-    entries = []
-    for name, lattice, q, dim in named:
-        if dim not in rows:
-            raise InputError(f"{file} lacks x_{dim}, the rows of {name}")
-        value = _floats(file, name, arrays[name], dim)
-        if value.shape != rows[dim].shape:
-            raise InputError(f"{file}: {name} is {value.shape}, x_{dim} is {rows[dim].shape}")
-        try:
-            entries.append((name, LatticeCompat(lattice, q, dim), value))
-        except ConfigurationError as error:
-            raise InputError(f"{file}: {name}: {error}") from None
-    return rows, entries
-
-
-def _floats(file: Path, name: str, value: Array, dim: int) -> Array:
-    """An array [N, D] in float32."""
-    if value.dtype.kind != "f":
-        raise InputError(f"{file}: {name} is of type {value.dtype}, not of floats")
-    if value.ndim != 2 or value.shape[1] != dim or not len(value):
-        raise InputError(f"{file}: {name} is {value.shape}, should be (rows, {dim})")
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, caught below
-        value = value.astype(np.float32)
-    if not np.isfinite(value).all():
-        raise InputError(f"{file}: {name} holds NaN or infinity")
-    return value

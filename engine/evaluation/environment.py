@@ -14,7 +14,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -27,8 +26,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_pr
 
 from engine.child import printed_by
 from engine.device import Runtime
-from engine.target.folder import CacheLayer
-from engine.target.loading import LoadedTarget, ModelCard
+from engine.target.loading import LoadedTarget
 from evidence_format.claims import (
     FEWEST_SAMPLES,
     LARGEST_SPREAD,
@@ -40,7 +38,7 @@ from evidence_format.claims import (
     SPREAD_S,
     SPREAD_TOKENS,
 )
-from evidence_format.model import OtherLoad
+from evidence_format.model import CacheLayer, Model, OtherLoad
 from evidence_format.weights import source_digest
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -60,7 +58,7 @@ SERVICES = {
 }
 
 
-def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, ModelCard]) -> dict[str, Any]:
+def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, Model]) -> dict[str, Any]:
     """The ``environment`` block of a report; ``watch`` was created before the work, models are by role."""
     return {
         "machine": platform.machine() or "unknown",
@@ -81,14 +79,14 @@ def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, ModelCar
             "kakeya": _own_version(),
         },
         "git": _git() | {"source_sha256": source_digest(PACKAGE)},
-        "models": {role: asdict(card) for role, card in models.items()},
+        "models": {role: card.model_dump() for role, card in models.items()},
     }
 
 
-def target_card(target: LoadedTarget) -> ModelCard:
+def target_card(target: LoadedTarget) -> Model:
     """The card of a target, with its vocabulary and the caches it makes for itself."""
     layers = tuple(_cache_layers(target.target.model))
-    return replace(target.card, vocab_size=target.target.vocab_size, cache_layers=layers)
+    return target.card.model_copy(update={"vocab_size": target.target.vocab_size, "cache_layers": layers})
 
 
 def _cache_layers(model: Any) -> Iterator[CacheLayer]:
@@ -98,11 +96,11 @@ def _cache_layers(model: Any) -> Iterator[CacheLayer]:
     for cache in caches:
         keys = None if isinstance(cache, (ArraysCache, CacheList)) else cache.keys
         if keys is None:
-            yield CacheLayer("other", 0, None)
+            yield CacheLayer(kind="other", values=0, window=None)
             continue
         values = keys.shape[1] * keys.shape[3] + cache.values.shape[1] * cache.values.shape[3]
-        sliding = isinstance(cache, RotatingKVCache)
-        yield CacheLayer("sliding" if sliding else "full", values, cache.max_size if sliding else None)
+        window = cache.max_size if isinstance(cache, RotatingKVCache) else None
+        yield CacheLayer(kind="full" if window is None else "sliding", values=values, window=window)
 
 
 def _own_version() -> str:
@@ -177,38 +175,28 @@ def busy(load: OtherLoad) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Usage:
-    """Counters at one moment; seconds."""
+def _usage() -> tuple[float, float, dict[str, float]]:
+    """At this moment: wall seconds, CPU seconds of others on all cores, and those of `SERVICES`."""
+    cpu, own = psutil.cpu_times(), os.times()
+    # A guest's time is part of `user` on Linux; what the host gave to others is `steal`.
+    used = sum(getattr(cpu, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+    ours = own.user + own.system + own.children_user + own.children_system
+    listing = ("/bin/ps", "-A", "-c", "-o", "time=,comm=")
+    printed = printed_by(listing) if sys.platform == "darwin" else None
+    return perf_counter(), used - ours, {} if printed is None else services_of(printed)
 
-    wall: float
-    busy: float  # of all cores, since the system's start
-    own: float  # of this process and its children
-    services: dict[str, float]
 
-    @classmethod
-    def now(cls) -> "_Usage":
-        cpu, own = psutil.cpu_times(), os.times()
-        # A guest's time is part of `user` on Linux; what the host gave to others is `steal`.
-        used = sum(getattr(cpu, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
-        ours = own.user + own.system + own.children_user + own.children_system
-        listing = ("/bin/ps", "-A", "-c", "-o", "time=,comm=")
-        printed = printed_by(listing) if sys.platform == "darwin" else None
-        return cls(perf_counter(), used, ours, {} if printed is None else services_of(printed))
-
-    def until(self, later: "_Usage") -> OtherLoad:
-        """What happened between two moments."""
-        seconds = later.wall - self.wall
-        available = seconds * (psutil.cpu_count() or 1)
-        other = (later.busy - self.busy) - (later.own - self.own)
-        share = round(min(max(other / available, 0.0), 1.0), 4) if seconds > 0 else None
-        services = {
-            name: round(max(used - self.services.get(name, 0.0), 0.0), 2)
-            for name, used in later.services.items()
-        }
-        return OtherLoad.model_validate(
-            {"seconds": round(seconds, 3), "other_cpu_share": share, "services": services}
-        )
+def _load_since(start: tuple[float, float, dict[str, float]]) -> OtherLoad:
+    (before, others_before, services_before), (now, others, services) = start, _usage()
+    seconds = now - before
+    available = seconds * (psutil.cpu_count() or 1)
+    share = round(min(max((others - others_before) / available, 0.0), 1.0), 4) if seconds > 0 else None
+    used = {
+        name: round(max(total - services_before.get(name, 0.0), 0.0), 2) for name, total in services.items()
+    }
+    return OtherLoad.model_validate(
+        {"seconds": round(seconds, 3), "other_cpu_share": share, "services": used}
+    )
 
 
 def services_of(printed: str) -> dict[str, float]:
@@ -233,9 +221,9 @@ def _cpu_seconds(text: str) -> float:
 
 def idle_load() -> OtherLoad:
     """What the machine does while this process does nothing, over `SETTLE_S`."""
-    before = _Usage.now()
+    before = _usage()
     sleep(SETTLE_S)
-    return before.until(_Usage.now())
+    return _load_since(before)
 
 
 class LoadWatch:
@@ -247,21 +235,21 @@ class LoadWatch:
 
     def __init__(self) -> None:
         self._swapped = swapped_bytes()
-        self._since = _Usage.now()
+        self._since = _usage()
         self._load: OtherLoad | None = None
         self._power, self._heat = power_source(), thermal_state()
 
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Watch the load while the rows are timed, and no longer."""
-        since = _Usage.now()
+        since = _usage()
         yield
-        self._load = since.until(_Usage.now())
+        self._load = _load_since(since)
 
     @property
     def timed_load(self) -> OtherLoad:
         """The load of `timing`, or so far."""
-        return self._load or self._since.until(_Usage.now())
+        return self._load or _load_since(self._since)
 
     def conditions(self) -> dict[str, Any]:
         """The worst power source and thermal state so far; more than `MOST_SWAPPED` bytes are swapping."""

@@ -45,22 +45,14 @@ class Entry:
 
 @dataclass
 class Journal:
-    """A journal: where it goes, and from `open` on what it holds.
+    """A journal: where it goes, and from `open` on what it holds."""
 
-    Attributes:
-        path: the file; None for one in ``folder`` named after the fingerprint, where the newest `KEPT` stay.
-        resume: continue an existing journal; otherwise it is emptied.
-        started: when the first process opened it, UTC.
-        kept: what earlier processes finished since the last restart, in the order run.
-        restarts: measurements they abandoned, as a report has them.
-    """
-
-    path: Path | None
+    path: Path | None  # None for one in `folder` named after the fingerprint, where the newest `KEPT` stay
     folder: Path = Path()
-    resume: bool = True
-    started: datetime = field(default_factory=now)
-    kept: list[Entry] = field(default_factory=list)
-    restarts: list[dict[str, Any]] = field(default_factory=list)
+    resume: bool = True  # continue an existing journal, or empty it
+    started: datetime = field(default_factory=now)  # when the first process opened it, UTC
+    kept: list[Entry] = field(default_factory=list)  # of earlier processes, since the last restart
+    restarts: list[dict[str, Any]] = field(default_factory=list)  # of earlier processes
     _file: Any = None
     _digest: str = ""  # of the last line
     _entries: int = 0
@@ -70,7 +62,6 @@ class Journal:
 
         Raises:
             ConfigurationError: it is another run's, damaged, no journal, or another process has it.
-            EngineError: the file cannot be read or written.
         """
         key = hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:32]
         is_named, path = self.path is not None, self.path or self.folder / f"{key}.jsonl"

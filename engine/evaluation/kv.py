@@ -14,8 +14,9 @@ sees and the policy's no longer holds counts as lost, y = 0. What the policy see
 (pinned positions of a sliding layer) is not compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any, Unpack
 
 import mlx.core as mx
@@ -25,29 +26,15 @@ from engine.cache.stats import KVUse, VisibleRows, held, kv_use
 from engine.config import Engine, Options, open_engine
 from engine.device import Runtime, read_float, wait
 from engine.errors import ConfigurationError, GenerationError, PromptError
+from engine.evaluation import measure
 from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
-from engine.evaluation.measure import (
-    ArmRun,
-    BoundedSwitches,
-    Context,
-    Evaluation,
-    MakeRow,
-    at_least,
-    encode_all,
-    models,
-    our_arm,
-    plain_arm,
-    run_arm,
-    scored_rows,
-    under,
-)
 from engine.evaluation.prompts import Prompt, answer_of, load_prompts
 from engine.evaluation.report import Arm, Distortion, Report, sample
 from engine.generate import ChatSwitches, Outcome
 from engine.restoration.sources import LEARNED
 from engine.session import Session
-from engine.target.folder import ModelCard
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
+from evidence_format.model import Model
 from evidence_format.policies import MEANINGFUL
 
 POLICIES = (
@@ -79,7 +66,7 @@ CONTROLS = ("exact", "noise")
 
 
 @dataclass(frozen=True)
-class KVSwitches(BoundedSwitches):
+class KVSwitches(measure.BoundedSwitches):
     """What the command line can set about a shoot-out.
 
     Attributes:
@@ -92,10 +79,10 @@ class KVSwitches(BoundedSwitches):
 
     policies: tuple[str, ...] = POLICIES
     haystack: Haystack = field(default_factory=lambda: Haystack().with_defaults(depths=DEPTHS))
-    answer_tokens: int = at_least(16)
+    answer_tokens: int = measure.at_least(16)
     speed_prompts: str = "code"
-    speed_limit: int = at_least(8)
-    max_tokens: int = at_least(64)
+    speed_limit: int = measure.at_least(8)
+    max_tokens: int = measure.at_least(64)
     seed: int = 0
     claim_parity: tuple[str, ...] = ()
     claim_bytes: tuple[str, ...] = ()
@@ -163,32 +150,33 @@ def open_shootout(options: Options) -> Engine:
 
 
 def measure_kv(
-    engine: Engine,
-    switches: KVSwitches,
-    runtime: Runtime,
-    **context: Unpack[Context],
+    engine: Engine, switches: KVSwitches, runtime: Runtime, **context: Unpack[measure.EvaluationContext]
 ) -> Report:
     """Run all arms over all prompts."""
     switches.check()
     arms = arms_of(engine, switches.parsed)
-    evaluation = Evaluation("kv", "eval kv", engine, switches, runtime, **context, cards=_cards_of(arms))
+    evaluation = measure.Evaluation(
+        "kv", "eval kv", engine, switches, runtime, **context, cards=_cards_of(arms)
+    )
     prompts = made_prompts(engine, switches)
     emptied = [prompt.without_needle() if prompt.needle else prompt for prompt in prompts]
-    encoded, empty = (encode_all(engine, some, switches.chat) for some in (prompts, emptied))
+    encoded, empty = (measure.encode_all(engine, some, switches.chat) for some in (prompts, emptied))
     _refuse_short(prompts, encoded, switches.parsed)
     limits = {
         tuple(tokens): switches.max_tokens if prompt.needle is None else switches.answer_tokens
         for prompt, tokens in zip([*prompts, *prompts], [*encoded, *empty], strict=True)
     }
-    examiner, plain_row = _Examiner(arms[0][0], encoded[:EXAMINED]), scored_rows(engine.target.tokenizer)
+    rows_of = _examiner(arms[0][0], encoded[:EXAMINED])
 
-    def run_of(of: Engine, arm: Arm) -> ArmRun:
+    def run_of(of: Engine, arm: Arm) -> measure.ArmRun:
         def run(some: Sequence[list[int]]) -> list[Outcome]:
-            return [run_arm(of, arm, tokens, limits[tuple(tokens)], of.new_draft_length()) for tokens in some]
+            return [
+                measure.run_arm(of, arm, tokens, limits[tuple(tokens)], of.new_draft_length())
+                for tokens in some
+            ]
 
         asked, tokens = (emptied, empty) if arm.control == NO_NEEDLE else (prompts, encoded)
-        row = plain_row if of.policy == NATIVE else examiner.rows(of)
-        return ArmRun(arm, asked, tokens, run, row, f"running {arm.name}")
+        return measure.ArmRun(arm, asked, tokens, run, rows_of(of), f"running {arm.name}")
 
     evaluation.runs += [run_of(of, arm) for of, arm in arms]
 
@@ -251,11 +239,14 @@ def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
 def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, Arm]]:
     """Empty arms and their engines: oracle, baseline, policies and their controls, ``no_needle``."""
     native = replace(engine, policy=NATIVE, restoration=None)
-    arms = [(native, plain_arm(ORACLE, "oracle")), (native, our_arm(native, BASELINE, "baseline"))]
+    arms = [
+        (native, measure.plain_arm(ORACLE, "oracle")),
+        (native, measure.our_arm(native, BASELINE, "baseline")),
+    ]
     for policy, control in with_controls(policies).items():
-        ours = under(engine, policy)
-        arms.append((ours, our_arm(ours, policy.spec, "control" if control else "sut", control)))
-    arms.append((native, our_arm(native, NO_NEEDLE, "control", NO_NEEDLE)))
+        ours = measure.under(engine, policy)
+        arms.append((ours, measure.our_arm(ours, policy.spec, "control" if control else "sut", control)))
+    arms.append((native, measure.our_arm(native, NO_NEEDLE, "control", NO_NEEDLE)))
     if len(arms) > MOST_ARMS:
         raise ConfigurationError(
             f"--policies asks for {len(arms)} arms, controls included; a report holds {MOST_ARMS}"
@@ -263,9 +254,9 @@ def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, 
     return arms
 
 
-def _cards_of(arms: Sequence[tuple[Engine, Arm]]) -> dict[str, ModelCard]:
-    """The cards of all models that run in any arm, by role."""
-    cards = models(arms[0][0])
+def _cards_of(arms: Sequence[tuple[Engine, Arm]]) -> dict[str, Model]:
+    """The cards of all measure.models that run in any arm, by role."""
+    cards = measure.models(arms[0][0])
     for engine, _ in arms:
         if engine.restoration is not None and engine.restoration.learned is not None:
             cards["projector"] = engine.restoration.learned.card
@@ -289,29 +280,23 @@ def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
     return found
 
 
-class _Examiner:
-    """Makes rows; those of the examined prompts say what caches hold and how far it is from native caches."""
+def _examiner(native: Engine, prompts: Sequence[Sequence[int]]) -> Callable[[Engine], measure.MakeRow]:
+    """Rows of an engine; those of some prompts say what its caches hold, and how far from native ones."""
+    examined = {tuple(tokens) for tokens in prompts}
+    held_natively = lru_cache(maxsize=1)(partial(held_after, native))
 
-    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
-        self._engine = engine  # its caches are native
-        self._examined = {tuple(tokens) for tokens in prompts}
-        self._prompt: tuple[int, ...] = ()  # the last one, and what native caches hold of it
-        self._native: Layers = {}
-
-    def rows(self, engine: Engine) -> MakeRow:
-        """Rows of one arm; ``engine`` has its policy."""
-
+    def rows(engine: Engine) -> measure.MakeRow:
         def row(prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
             answer = answer_of(engine.target.tokenizer, tokens, outcome.text)
-            if tuple(tokens) not in self._examined:
+            if engine.policy == NATIVE or tuple(tokens) not in examined:
                 return sample(prompt, tokens, outcome, answer_text=answer)
-            if self._prompt != tuple(tokens):
-                self._prompt, self._native = tuple(tokens), held_after(self._engine, tokens)
-            found = examine(engine, tokens, outcome.tokens, self._native)
+            found = examine(engine, tokens, outcome.tokens, held_natively(tuple(tokens)))
             use = outcome if outcome.kv is not None else replace(outcome, kv=found.use)
             return sample(prompt, tokens, use, answer_text=answer, distortion=found.distortion)
 
         return row
+
+    return rows
 
 
 @dataclass(frozen=True)
@@ -326,7 +311,7 @@ def examine(engine: Engine, tokens: Sequence[int], generated: Sequence[int], nat
     """Run a prompt and what was generated under the engine's policy once more, and compare the caches.
 
     Args:
-        engine: models and switches.
+        engine: measure.models and switches.
         tokens: the prompt.
         generated: what followed; the last token is in no cache.
         native: what `held_after` gave for the prompt and native caches.

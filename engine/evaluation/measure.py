@@ -15,15 +15,10 @@ from typing import Any, TypedDict, cast
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
 from engine.device import Runtime, threads
-from engine.draft_length import AdaptiveDraftLength, DraftLength, Tour
+from engine.draft_length import AdaptiveDraftLength, DraftLength
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.arms import (
-    OUR_LOOP,
-    PLAIN_LOOP,
-    plain,
-    speculate,
-    speculate_together,
-)
+from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, plain, speculate, speculate_together
+from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.journal import Entry, Journal, fingerprint
 from engine.evaluation.prompts import Prompt, answer_of, chat_prompt, encode, raw_prompt
@@ -32,8 +27,7 @@ from engine.generate import ChatSwitches, Messages, Outcome, SamplingOptions, to
 from engine.restoration.loading import open_restoration
 from engine.restoration.sources import LEARNED
 from engine.target.attention import refuse_policy
-from engine.target.loading import ModelCard
-from evidence_format.model import ReportRequest
+from evidence_format.model import Model, ReportRequest
 
 Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
 MakeRow = Callable[[Prompt, Sequence[int], Outcome], dict[str, Any]]
@@ -43,25 +37,15 @@ WARM_UPS = 4
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm, its prompts, and how to run them.
+    """One arm, its prompts, and how to run them."""
 
-    Attributes:
-        arm: gets the rows.
-        prompts: the same ids in the same order for every arm of a measurement.
-        encoded: their token ids.
-        run: from the token ids of some prompts to one outcome each.
-        row: makes a report's row from an outcome.
-        phase: name in the progress.
-        batched: give all prompts of a turn to ``run`` at once; else one at a time.
-    """
-
-    arm: Arm
-    prompts: Sequence[Prompt]
+    arm: Arm  # gets the rows
+    prompts: Sequence[Prompt]  # the same ids in the same order for every arm of a measurement
     encoded: Sequence[list[int]]
-    run: Callable[[Sequence[list[int]]], Sequence[Outcome]]
+    run: Callable[[Sequence[list[int]]], Sequence[Outcome]]  # from token ids of prompts to an outcome each
     row: MakeRow
-    phase: str
-    batched: bool = False
+    phase: str  # in the progress
+    batched: bool = False  # all prompts of a turn are given to `run` at once
 
 
 @dataclass
@@ -81,14 +65,10 @@ def measure(
     journal: Journal | None = None,
     watch: Callable[[], str | None] | None = None,
 ) -> Measured:
-    """Fill the arms of all runs.
+    """Fill the arms of all runs, ``batch`` prompts per turn.
 
-    Args:
-        runs: at least one.
-        progress: called before each run.
-        batch: prompts per turn.
-        journal: keeps every finished row, and has those of an earlier process.
-        watch: called after every turn; a reason to drop all rows and start over, at most `RESTARTS` times.
+    ``watch`` is called after every turn. It may give a reason to drop all rows and start over, at most
+    `RESTARTS` times.
     """
     measured = Measured(restarts=list(journal.restarts) if journal else [])
     kept = deque(journal.kept if journal else ())
@@ -149,7 +129,7 @@ def _check_kept(entry: Entry, arm: Arm, prompts: Sequence[Prompt]) -> None:
         )
 
 
-class Context(TypedDict, total=False):
+class EvaluationContext(TypedDict, total=False):
     """What evaluations pass on to `Evaluation`."""
 
     progress: Progress
@@ -159,26 +139,19 @@ class Context(TypedDict, total=False):
 
 @dataclass
 class Evaluation:
-    """One evaluation: create it before any work, `add` arms, `run` them, then build the `report`.
+    """One evaluation: create it before any work, `add` arms, `run` them, then build the `report`."""
 
-    Attributes:
-        kind: of the report.
-        command: its name in the report's configuration, which holds engine, switches and settings.
-        cards: model cards of the report; those of the engine if not given.
-        resumable: the report counts the rows of earlier processes.
-    """
-
-    kind: str
-    command: str
+    kind: str  # of the report
+    command: str  # as the configuration names it, which holds engine, switches and settings
     engine: Engine
     switches: Any
     runtime: Runtime
     progress: Progress = lambda *_: None
     request: ReportRequest | None = None
     journal: Journal | None = None
-    cards: dict[str, ModelCard] | None = None
+    cards: dict[str, Model] | None = None  # those of the engine, if not given
     settings: dict[str, Any] = field(default_factory=dict)
-    resumable: bool = True
+    resumable: bool = True  # the report counts the rows of earlier processes
 
     def __post_init__(self) -> None:
         """Start the clock and the watch."""
@@ -219,18 +192,13 @@ class Evaluation:
         self.runs.append(ArmRun(arm, prompts, encoded, run, row, phase, batched))
 
     def run(
-        self,
-        warm_up: Callable[[], object] | None = None,
-        *,
-        watch: Callable[[], str | None] | None = None,
+        self, warm_up: Callable[[], object] | None = None, watch: Callable[[], str | None] | None = None
     ) -> None:
         """Open the journal, warm up, and fill the arms; see `measure`."""
         first = self.runs[0]
         if self.journal:
-            environment = self._environment()
-            self.journal.open(
-                fingerprint(environment, self.settings, first.prompts, first.encoded, self.request)
-            )
+            marks = (self._environment(), self.settings, first.prompts, first.encoded, self.request)
+            self.journal.open(fingerprint(*marks))
             self.started = self.journal.started
         self.progress(0, self.total, "warming up", first.prompts[0].id)
         (warm_up or self.warm_up)()
@@ -261,14 +229,14 @@ class Evaluation:
         if self.batch == 1 and len(longest) > len(encoded[0]):
             plain(engine.target, longest, 1, chunk)
             speculate(engine, longest, 1, length)
-        tour = Tour(length) if isinstance(length, AdaptiveDraftLength) else None
+        calibration = Calibration(length) if isinstance(length, AdaptiveDraftLength) else None
         for turn in range(WARM_UPS if self.batch > 1 else min(WARM_UPS, len(encoded))):
             start = turn * self.batch % len(encoded)
             if self.batch > 1:
-                speculate_together(engine, encoded[start : start + self.batch], most, tour or length)
+                speculate_together(engine, encoded[start : start + self.batch], most, calibration or length)
             else:
-                speculate(engine, encoded[start], most, tour or length)
-            if tour is None or tour.finished:
+                speculate(engine, encoded[start], most, calibration or length)
+            if calibration is None or calibration.finished:
                 break
 
     def report(
@@ -389,13 +357,13 @@ def encode_all(
     return encoded
 
 
-def models(engine: Engine) -> dict[str, ModelCard]:
+def models(engine: Engine) -> dict[str, Model]:
     """The model cards of the environment block, by role."""
     learned = engine.restoration.learned if engine.restoration else None
     drafter = engine.drafter
     cards = {"target": target_card(engine.target)}
     if drafter and drafter.card:
-        cards["drafter"] = replace(drafter.card, largest_block=2 * drafter.drafter.block_size)
+        cards["drafter"] = drafter.card.model_copy(update={"largest_block": 2 * drafter.drafter.block_size})
     if learned:
         cards["projector"] = learned.card
     return cards

@@ -1,99 +1,115 @@
-"""Parity: a drafter network against stored outputs of the implementation it was published with.
+"""Parity: drafters and pairs against stored outputs of published implementations, blocks against tokens.
 
 A *case* of a drafter alone is a folder with ``config.json``, ``model.safetensors`` and ``golden.npz``:
 
     target_embedding [V, H], target_lm_head [V, H]    the target's table, scaled as the target does, and head
-    target_hidden [1, T, K·H]                         taps of T positions
+    target_hidden [1, T, K·H]                         hidden states of T positions
     blocks [R, B], spans [R, 2]                       the block of each round, and the rows that are new in it
     round<i>_hidden [1, B, H], round<i>_logits [1, B, V], round<i>_path [1, B-1]    i from 1; path: DFlash 2
     reference []                                      the implementation's name, a text; may be missing
 
-The network, its memory and the walk through its candidates are those the engine drafts with. The stored
-outputs are float32; ours are computed in float32, or in half precision to see what that costs.
+A *case* of a pair is a folder with ``target/`` and ``drafter/``, each as the engine loads it, and
+``golden.npz`` of one greedy run:
+
+    prompt [P]           the token ids it began with
+    drafts [R, B-1]      what was drafted in each round; -1 behind the drafts of a shorter block
+    logits [R, B-1, V]   the drafter's logits
+    accepted [R]         tokens that the round emitted, the target's own included
+    tokens [N]           all tokens: the first comes from the prompt, the others from the rounds
+    reference []         as above
+
+Rounds with a full block are compared. The shorter ones at the end depend on how a loop runs out, so only
+their tokens are. Stored outputs are float32; ours are computed in float32, or in half precision to see what
+that costs.
+
+A target is compared with itself: what mlx-lm's `generate_step` makes of prompts is run again in rounds of
+several block lengths, some of which keep only a part of their block, so that what is rolled back is in the
+figures; the reference are forwards of one token on the caches mlx-lm makes for itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from itertools import cycle, islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 
-from engine.drafters.block import likeliest_path
+from engine.decode import Step, decode
+from engine.device import Runtime, fit_threads
+from engine.draft_length import FixedDraftLength
+from engine.drafters.base import Draft
+from engine.drafters.block import BlockDrafter, likeliest_path
 from engine.errors import ConfigurationError, ModelError
+from engine.evaluation.arms import plain_steps
+from engine.evaluation.environment import LoadWatch, describe, target_card
+from engine.evaluation.measure import Progress
+from engine.evaluation.prompts import Prompt, encode, load_prompts
+from engine.evaluation.report import Report, now
+from engine.evaluation.rounding import Run, paired_logits
+from engine.generate import token_limit
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2, build_network
 from engine.networks.dflash_config import DFlashConfig
+from engine.sampling import Sampler
 from engine.target.folder import check_depth, read_json, require_file, tensor_shapes, weight_files
-from engine.target.loading import DTYPES, fill_network, opened
+from engine.target.loading import (
+    DTYPES,
+    SHIPPED_TARGET,
+    LoadedTarget,
+    fill_network,
+    load_drafter,
+    load_target,
+    opened,
+)
+from engine.target.model import Target
 from evidence_format.claims import FEWEST_EQUAL
+from evidence_format.model import Implementation, Model, ReportRequest
+from evidence_format.text import text_digest
+from evidence_format.weights import file_sha256
 
-GOLDEN = "golden.npz"
+GOLDEN, TARGET, DRAFTER = "golden.npz", "target", "drafter"
 REALS, WHOLES, TEXT = "f", "iu", "U"  # numpy's kinds of types
-LONGEST_NAME = 400  # characters of a reference's name
-NAME = "reference"
+NAME, LONGEST_NAME, UNNAMED = "reference", 400, "unknown"  # the gate refuses an unknown one
 DIFFERENCES = ("hidden_max_abs", "logits_max_abs")
+PAD = -1
 # The largest difference that passes unless told otherwise. In float32 it is the order of additions that
 # differs; half precision rounds every intermediate value, and logits of 10 are told apart by 0.008 and 0.06.
 TOLERANCES = {"float32": 1e-4, "float16": 0.25, "bfloat16": 1.0}
-Arrays = dict[str, np.ndarray[Any, Any]]
+# Blocks and single tokens of a target add in different orders, layer after layer.
+TARGET_TOLERANCES = TOLERANCES | {"float32": 1e-3}
+ROUNDS = ((2, 1), (4, 1), (8, 7), (16, 9), (3, 0), (1, 0))  # block and accepted drafts, over and over
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class RoundParity:
-    """One block of a case, or of a text (`engine.evaluation.target_parity`).
+    """One block of a case, or of a text: a report's `ParityRound`, where a difference may be infinite."""
 
-    Attributes:
-        case: name of the case's folder, or the prompt's id.
-        round: 1 for the first.
-        hidden_max_abs: largest difference of a hidden state; None where only logits are compared.
-        logits_max_abs: largest difference of a logit.
-        argmax_agreement: share of block rows whose likeliest token is the same; of a pair, of equal drafts.
-        path_equal: whether the greedy path through the candidates is the same; None where there is none.
-        rows: rows of the block; of a pair, its drafts.
-        tokens_equal: of a pair, whether the round emitted as many tokens as the reference, and the same.
-    """
-
-    case: str
-    round: int
-    hidden_max_abs: float | None
+    case: str  # name of the case's folder, or the prompt's id
+    round: int  # 1 for the first
+    hidden_max_abs: float | None  # None where only logits are compared
     logits_max_abs: float
-    argmax_agreement: float
-    path_equal: bool | None
-    rows: int
-    tokens_equal: bool | None = None
-
-    def passed(self, tolerance: float, fewest: float) -> bool:
-        """Whether nothing is above the tolerance and choices agree; NaN never passes.
-
-        Args:
-            tolerance: the largest difference that passes.
-            fewest: the smallest share of equal choices that does.
-        """
-        differences = (self.hidden_max_abs, self.logits_max_abs)
-        close = all(value is None or value <= tolerance for value in differences)
-        equal = self.path_equal is not False and self.tokens_equal is not False
-        return close and equal and self.argmax_agreement >= fewest
+    argmax_agreement: float  # share of rows with the same likeliest token; of a pair, of equal drafts
+    path_equal: bool | None  # of the greedy path through the candidates, where there is one
+    rows: int  # of the block; of a pair, its drafts
+    tokens_equal: bool | None = None  # of a pair, whether the round emitted the reference's tokens
 
 
 @dataclass(frozen=True)
 class Parity:
-    """All rounds of all cases.
-
-    Attributes:
-        rounds: in the order run.
-        tolerance: largest difference that passes.
-        dtype: what ours was computed in.
-        references: names of the implementations compared with, as the cases say.
-    """
+    """All rounds of all cases in the order run, the largest difference that passes, and the dtype of ours."""
 
     rounds: tuple[RoundParity, ...]
     tolerance: float
     dtype: str = "float32"
-    references: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -101,24 +117,29 @@ class Parity:
         return all(self._passes(item) for item in self.rounds)
 
     def _passes(self, item: RoundParity) -> bool:
-        return item.passed(self.tolerance, FEWEST_EQUAL.get(self.dtype, 1.0))
+        """Whether nothing is above the tolerance and choices agree; NaN never passes."""
+        close = all(
+            value is None or value <= self.tolerance for value in (item.hidden_max_abs, item.logits_max_abs)
+        )
+        equal = item.path_equal is not False and item.tokens_equal is not False
+        return close and equal and item.argmax_agreement >= FEWEST_EQUAL.get(self.dtype, 1.0)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rounds as a report has them; a difference that is not finite is null."""
+        return [
+            asdict(item) | {name: finite(getattr(item, name)) for name in DIFFERENCES} for item in self.rounds
+        ]
 
     def document(self) -> dict[str, Any]:
-        """For the JSON line; a difference that is not finite is null there, one not looked at is left out."""
-        return {
-            "kind": "parity",
-            "cases": [self._row(item) for item in self.rounds],
-            "tolerance": self.tolerance,
-            "passed": self.passed,
-        }
-
-    def _row(self, item: RoundParity) -> dict[str, Any]:
-        row = asdict(item) | {"passed": self._passes(item)}
-        del row["rows"]
-        for name in ("hidden_max_abs", "tokens_equal"):
-            if row[name] is None:
-                del row[name]
-        return row | {name: finite(row[name]) for name in DIFFERENCES if name in row}
+        """For the JSON line: what was not compared is left out."""
+        cases = []
+        for item, row in zip(self.rounds, self.rows(), strict=True):
+            del row["rows"]
+            for name in ("hidden_max_abs", "tokens_equal"):
+                if getattr(item, name) is None:
+                    del row[name]
+            cases.append(row | {"passed": self._passes(item)})
+        return {"kind": "parity", "cases": cases, "tolerance": self.tolerance, "passed": self.passed}
 
 
 def finite(value: float | None) -> float | None:
@@ -126,40 +147,99 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def settled(tolerance: float | None, dtype: str, tolerances: Mapping[str, float] = TOLERANCES) -> float:
-    """The tolerance that was given, or the one of the dtype.
+def on_host(array: mx.array) -> Array:
+    """The same numbers for numpy, which knows no bfloat16."""
+    return np.array(array.astype(mx.float32))
 
-    Raises:
-        ConfigurationError: the tolerance is not a number of at least 0, or the dtype is unknown.
-    """
-    if dtype not in tolerances:
-        raise ConfigurationError(f"--dtype {dtype!r} is not one of {', '.join(tolerances)}")
-    if tolerance is None:
-        return tolerances[dtype]
+
+def largest_difference(ours: Array, reference: Array) -> float:
+    """Largest absolute difference; infinity where one is not finite, so that it cannot pass."""
+    difference = np.abs(ours.astype(np.float64) - reference)
+    return float(difference.max()) if np.isfinite(difference).all() else float("inf")
+
+
+def check_tolerance(tolerance: float) -> float:
+    """The tolerance; ConfigurationError where it is not a number of at least 0."""
     if not 0 <= tolerance < float("inf"):
         raise ConfigurationError(f"--tolerance must be a number of at least 0, not {tolerance}")
     return tolerance
 
 
+class StoredArrays(dict[str, Array]):
+    """The arrays of an npz file, each checked by `take`; nothing pickled is ever loaded."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        if not file.exists():
+            raise ModelError(f"{file} is missing")
+        require_file(file)
+        try:
+            with np.load(file, allow_pickle=False) as stored:
+                super().__init__({name: np.asarray(value) for name, value in stored.items()})
+        except Exception as error:  # zip, zlib and numpy raise many kinds; all of them are the file's fault
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ModelError(f"{file} is corrupt: {reason}") from None
+
+    def refuse(self, problem: str) -> ModelError:
+        """An error about this file."""
+        return ModelError(f"{self.file}: {problem}")
+
+    def take(self, name: str, kinds: str, *shape: int | None, finite: bool = True) -> Array:
+        """An array of one of numpy's `kinds` of types; reals become float32.
+
+        A size of None may be any but 0. Stored outputs need not be `finite`: then they fail the comparison.
+        """
+        if name not in self:
+            raise ModelError(f"{self.file} lacks {name}")
+        value = self[name]
+        sizes = zip(shape, value.shape, strict=False)
+        if value.ndim != len(shape) or not all(found and wanted in (None, found) for wanted, found in sizes):
+            wanted = ", ".join("rows" if size is None else str(size) for size in shape)
+            raise self.refuse(f"{name} is {value.shape}, should be ({wanted})")
+        if value.dtype.kind not in kinds:
+            raise self.refuse(f"{name} is of type {value.dtype}")
+        if kinds == REALS:
+            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, caught below
+                value = self[name] = value.astype(np.float32)
+            if finite and not np.isfinite(value).all():
+                raise self.refuse(f"{name} holds NaN or infinity")
+        return value
+
+    def take_tokens(self, name: str, vocabulary: int, *shape: int | None) -> Array:
+        """An array of token ids."""
+        value = self.take(name, WHOLES, *shape)
+        self.check_tokens(name, value, vocabulary)
+        return value
+
+    def check_tokens(self, name: str, tokens: Array, vocabulary: int) -> None:
+        """Raise ModelError for tokens that are not in the vocabulary."""
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            raise self.refuse(f"{name} holds tokens outside the vocabulary of {vocabulary}")
+
+    @property
+    def reference(self) -> str | None:
+        """The name of the implementation that made them; None where they do not say it."""
+        if NAME not in self:
+            return None
+        name = str(self.take(NAME, TEXT))
+        if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+            raise self.refuse(f"{NAME} must be 1 to {LONGEST_NAME} printable characters")
+        return name
+
+
 @dataclass(frozen=True)
 class Case:
-    """A case read from disk: the network and the reference arrays, checked."""
+    """A case of a drafter alone: the network and the reference arrays, read and checked."""
 
     name: str
     network: DFlash
-    arrays: Arrays
+    arrays: StoredArrays
     dtype: mx.Dtype = mx.float32
 
     @classmethod
     def read(cls, folder: Path, dtype: str = "float32") -> "Case":
-        """Read and check one case; ``dtype`` is what the network is computed in.
-
-        Raises:
-            ModelError: a file is missing or corrupt, an array is missing, has another shape, or holds NaN or
-                infinity.
-        """
-        config_file = folder / "config.json"
-        raw = read_json(config_file)
+        """Read and check one case; ``dtype`` is what the network is computed in."""
+        config_file, raw = folder / "config.json", read_json(folder / "config.json")
         files = weight_files(folder)
         check_depth(config_file, raw, tensor_shapes(files))
         try:
@@ -169,155 +249,376 @@ class Case:
         network = opened(folder, "config.json", lambda: build_network(config))
         fill_network(folder, files, network, raw.get("quantization"))
         network.set_dtype(DTYPES[dtype])
-        _refuse_not_finite(folder, network)
-        arrays = read_arrays(folder / GOLDEN)
-        _check_arrays(folder / GOLDEN, arrays, config)
+        for name, value in dict(tree_flatten(network.parameters())).items():
+            if not mx.all(mx.isfinite(value)).item():
+                raise ModelError(f"{folder}: {name} holds NaN or infinite weights")
+        arrays = StoredArrays(folder / GOLDEN)
+        _check_drafter_arrays(arrays, config)
         return cls(folder.resolve().name, network, arrays, DTYPES[dtype])
 
-    def compare(self) -> list[RoundParity]:
+    def compare(self) -> Iterator[RoundParity]:
         """Run the rounds one after another, as drafting would."""
-        context = Context(self.network.config)
-        head = self._taken("target_lm_head").T
-        return [self._round(number, context, head) for number in range(1, len(self.arrays["blocks"]) + 1)]
+        network, arrays, context = self.network, self.arrays, Context(self.network.config)
+        head = self._ours("target_lm_head").T
+        spans = arrays["spans"].tolist()
+        for number, (block, (first, last)) in enumerate(zip(arrays["blocks"], spans, strict=True), 1):
+            embeddings = self._ours("target_embedding", block)[None] * network.config.input_embedding_scale
+            hidden = network(embeddings, self._ours("target_hidden")[:, first:last], context)
+            logits = network.shape_logits(hidden @ head)
+            path_equal = None
+            if isinstance(network, DFlash2):
+                bonus = mx.array(block[:1].astype(np.int32))
+                path = likeliest_path(network.candidate_selector(hidden[0, 1:], logits[0, 1:], bonus)).tokens
+                path_equal = bool(np.array_equal(np.array(path), arrays[f"round{number}_path"][0]))
+            ours, reference = on_host(logits), arrays[f"round{number}_logits"]
+            yield RoundParity(
+                case=self.name,
+                round=number,
+                hidden_max_abs=largest_difference(on_host(hidden), arrays[f"round{number}_hidden"]),
+                logits_max_abs=largest_difference(ours, reference),
+                argmax_agreement=float((ours.argmax(-1) == reference.argmax(-1)).mean()),
+                path_equal=path_equal,
+                rows=len(block),
+            )
 
-    def _taken(self, name: str, rows: Any = slice(None)) -> mx.array:
+    def _ours(self, name: str, rows: Any = slice(None)) -> mx.array:
         """An array of the case, or some of its first axis's rows, in the dtype of the network."""
         return mx.array(self.arrays[name][rows]).astype(self.dtype)
 
-    def _round(self, number: int, context: Context, head: mx.array) -> RoundParity:
-        network, arrays = self.network, self.arrays
-        block = arrays["blocks"][number - 1]
-        first, last = (int(bound) for bound in arrays["spans"][number - 1])
-        embeddings = self._taken("target_embedding", block)[None] * network.config.input_embedding_scale
-        hidden = network(embeddings, self._taken("target_hidden")[:, first:last], context)
-        logits = network.shape_logits(hidden @ head)
-        path_equal = None
-        if isinstance(network, DFlash2):
-            bonus = mx.array(block[:1].astype(np.int32))
-            candidates = network.candidate_selector(hidden[0, 1:], logits[0, 1:], bonus)
-            path = np.array(likeliest_path(candidates).tokens)
-            path_equal = bool(np.array_equal(path, arrays[f"round{number}_path"][0]))
-        reference = arrays[f"round{number}_logits"]
-        ours = on_host(logits)
-        return RoundParity(
-            case=self.name,
-            round=number,
-            hidden_max_abs=largest_difference(on_host(hidden), arrays[f"round{number}_hidden"]),
-            logits_max_abs=largest_difference(ours, reference),
-            argmax_agreement=float((ours.argmax(-1) == reference.argmax(-1)).mean()),
-            path_equal=path_equal,
-            rows=len(block),
+
+def _check_drafter_arrays(arrays: StoredArrays, config: DFlashConfig) -> None:
+    size, width = config.vocab_size, config.hidden_size
+    arrays.take("target_embedding", REALS, size, width)
+    arrays.take("target_lm_head", REALS, size, width)
+    rows = arrays.take("target_hidden", REALS, 1, None, len(config.target_layer_ids) * width).shape[1]
+    rounds, length = arrays.take_tokens("blocks", size, None, None).shape
+    spans = arrays.take("spans", WHOLES, rounds, 2).tolist()
+    end = 0
+    for first, last in spans:
+        if first != end or not first <= last <= rows:
+            raise arrays.refuse(f"spans {spans} do not run on from 0 within {rows} rows")
+        end = last
+    for number in range(1, rounds + 1):
+        arrays.take(f"round{number}_hidden", REALS, 1, length, width, finite=False)
+        arrays.take(f"round{number}_logits", REALS, 1, length, size, finite=False)
+        if config.second is not None:
+            arrays.take_tokens(f"round{number}_path", size, 1, length - 1)
+
+
+@dataclass(frozen=True)
+class PairCase:
+    """A case of a target and a drafter, read and checked; the first `full_rounds` have a full block."""
+
+    name: str
+    target: Target
+    network: DFlash
+    arrays: StoredArrays
+    full_rounds: int
+
+    @classmethod
+    def read(cls, folder: Path, dtype: str = "float32") -> "PairCase":
+        """Read and check one case; ``dtype`` is what both models are computed in."""
+        target = open_target(folder / TARGET, dtype).target
+        drafter = load_drafter(folder / DRAFTER, target, dtype).drafter
+        if not isinstance(drafter, BlockDrafter):
+            raise ModelError(f"{folder / DRAFTER} is a drafter of the kind {drafter.name}, not a DFlash one")
+        arrays = StoredArrays(folder / GOLDEN)
+        full = _check_pair_arrays(arrays, target.vocab_size)
+        return cls(folder.resolve().name, target, drafter.network, arrays, full)
+
+    def compare(self) -> Iterator[RoundParity]:
+        """Run our loop from the prompt and compare the rounds with a full block."""
+        arrays, tokens = self.arrays, self.arrays["tokens"].tolist()
+        rows = arrays["drafts"].shape[1]
+        drafter = _RecordingDrafter(self.network)
+        drafter.bind(self.target)
+        first, *steps = decode(
+            self.target,
+            drafter,
+            arrays["prompt"].tolist(),
+            max_tokens=len(tokens) + rows + 1,  # blocks stay full for as long as the reference's do
+            draft_length=FixedDraftLength(rows + 1),
         )
+        same, position = list(first.tokens) == tokens[:1], 1  # part of the first round
+        for index, count in enumerate(arrays["accepted"][: self.full_rounds].tolist()):
+            own, rest = steps[index : index + 1], steps[index + 1 :]
+            same = same and _emitted(own, len(tokens) - position) == tokens[position : position + count]
+            position += count
+            if index == self.full_rounds - 1:
+                same = same and _emitted(rest, len(tokens) - position) == tokens[position:]
+            difference, agreement = float("inf"), 0.0  # of ours that emitted more, and has run out
+            ran = bool(own) and own[0].round is not None and own[0].round.block == rows + 1
+            if ran:
+                drafts, logits = map(on_host, drafter.drafted[index])
+                difference = largest_difference(logits, arrays["logits"][index])
+                agreement = float((drafts == arrays["drafts"][index]).mean())
+            yield RoundParity(self.name, index + 1, None, difference, agreement, None, rows, same and ran)
+            same = True
 
 
-def on_host(array: mx.array) -> np.ndarray[Any, Any]:
-    """The same numbers for numpy, which knows no bfloat16."""
-    return np.array(array.astype(mx.float32))
+def _emitted(steps: Sequence[Step], most: int) -> list[int]:
+    return [token for step in steps for token in step.tokens][:most]
 
 
-def largest_difference(ours: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
-    """Largest absolute difference; infinity where ours is not finite, so that it cannot pass."""
-    difference = np.abs(ours.astype(np.float64) - reference)
-    return float(difference.max()) if np.isfinite(difference).all() else float("inf")
+class _RecordingDrafter(BlockDrafter):
+    """A DFlash drafter that keeps the drafts [B-1] and logits [B-1, V] of its blocks."""
+
+    def __init__(self, network: DFlash) -> None:
+        super().__init__(network)
+        self.drafted: list[tuple[mx.array, mx.array]] = []
+        self._logits: mx.array
+
+    def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
+        """See `Drafter.propose`."""
+        draft = super().propose(bonus, count, sampler)
+        self.drafted.append((draft.tokens, self._logits))
+        return draft
+
+    def _block_rows(self, bonus: int, count: int) -> tuple[mx.array, mx.array]:
+        hidden, self._logits = super()._block_rows(bonus, count)
+        return hidden, self._logits
 
 
-def _refuse_not_finite(folder: Path, network: Any) -> None:
-    for name, value in dict(tree_flatten(network.parameters())).items():
-        if not mx.all(mx.isfinite(value)).item():
-            raise ModelError(f"{folder}: {name} holds NaN or infinite weights")
+def _check_pair_arrays(arrays: StoredArrays, vocabulary: int) -> int:
+    """Check the arrays of a pair; return how many rounds have a full block."""
+    for name in ("prompt", "tokens"):
+        arrays.take_tokens(name, vocabulary, None)
+    drafts = arrays.take("drafts", WHOLES, None, None)
+    count, most = drafts.shape
+    arrays.take("logits", REALS, count, most, vocabulary, finite=False)
+    accepted = arrays.take("accepted", WHOLES, count)
+    lengths = (drafts != PAD).sum(axis=1)
+    for number, (row, length, emitted) in enumerate(zip(drafts, lengths, accepted, strict=True), 1):
+        if (row[:length] == PAD).any() or length < 1:
+            raise arrays.refuse(f"drafts of round {number} are {row.tolist()}; -1 may only follow drafts")
+        arrays.check_tokens(f"drafts of round {number}", row[:length], vocabulary)
+        if not 1 <= emitted <= length + 1:
+            raise arrays.refuse(
+                f"accepted of round {number} is {emitted}; {length} drafts emit 1 to {length + 1} tokens"
+            )
+    many = len(arrays["tokens"])
+    if (total := 1 + int(accepted.sum())) != many:
+        raise arrays.refuse(f"tokens holds {many}; the first and those accepted are {total}")
+    full = int((lengths == most).sum())
+    if (lengths[:full] < most).any() or not full:
+        raise arrays.refuse(f"drafts must begin with full blocks; its rounds have {lengths.tolist()} drafts")
+    return full
 
 
-def read_arrays(file: Path) -> Arrays:
-    """The arrays of an npz file; nothing pickled is ever loaded.
-
-    Raises:
-        ModelError: the file is missing or corrupt.
-    """
-    if not file.exists():
-        raise ModelError(f"{file} is missing")
-    require_file(file)
+def case_folders(folder: Path) -> list[Path]:
+    """The folder itself if it is a case, else its subfolders that hold anything of a case, sorted."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder; give a case or a folder of cases")
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            return {name: np.asarray(value) for name, value in stored.items()}
-    except Exception as error:  # zip, zlib and numpy raise many kinds; all of them are the file's fault
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"{file} is corrupt: {reason}") from None
+        found = (
+            [folder] if _is_case(folder) else [path for path in sorted(folder.iterdir()) if _is_case(path)]
+        )
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
+    if not found:
+        raise ModelError(
+            f"{folder} holds no case: config.json, model.safetensors and {GOLDEN}, "
+            f"or {TARGET}, {DRAFTER} and {GOLDEN}"
+        )
+    return found
 
 
-def take(
-    file: Path, arrays: Arrays, name: str, kinds: str, *shape: int | None, finite: bool = True
-) -> np.ndarray[Any, Any]:
-    """An array of a case, checked; reals become float32.
+def _is_case(folder: Path) -> bool:
+    parts = [(folder / part / "config.json").exists() for part in (TARGET, DRAFTER)]
+    return all(parts) or any((folder / part).exists() for part in ("config.json", GOLDEN))
+
+
+def _is_pair(folder: Path) -> bool:
+    """Whether a case has a target; a drafter alone has its config.json in the folder."""
+    parts = [(folder / part).exists() for part in (TARGET, DRAFTER)]
+    return any(parts) and not (folder / "config.json").exists()
+
+
+def compare_all(
+    folder: Path, tolerance: float | None = None, *, dtype: str = "float32"
+) -> tuple[Parity, Implementation]:
+    """Compare a case, or every case in a folder of cases. All are read before the first is computed.
 
     Args:
-        file: the case's file, for messages.
-        arrays: what it holds.
-        name: of the array.
-        kinds: numpy's kinds of types it may have.
-        shape: its sizes, None for any.
-        finite: whether reals must be finite; stored outputs that are not fail the comparison instead.
+        folder: one case, or a folder whose subfolders are cases, of either layout.
+        tolerance: largest difference that passes; None for that of the dtype.
+        dtype: what ours is computed in.
+
+    Returns:
+        The rounds, and the reference: the names that the cases say, and a digest over their files.
+    """
+    folders = case_folders(folder)
+    pairs = [path for path in folders if _is_pair(path)]
+    # Logits of a pair come from hidden states of forwards over blocks.
+    tolerances = TARGET_TOLERANCES if pairs else TOLERANCES
+    if dtype not in tolerances:
+        raise ConfigurationError(f"--dtype {dtype!r} is not one of {', '.join(tolerances)}")
+    largest = check_tolerance(tolerances[dtype] if tolerance is None else tolerance)
+    cases = [PairCase.read(path, dtype) if path in pairs else Case.read(path, dtype) for path in folders]
+    names = {name for case in cases if (name := case.arrays.reference) is not None}
+    parity = Parity(tuple(item for case in cases for item in case.compare()), largest, dtype)
+    return parity, Implementation(
+        implementation="; ".join(sorted(names)) or UNNAMED, sha256=_digest(_case_files(folders))
+    )
+
+
+def _case_files(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """The configurations, weights and stored outputs of cases, with their names."""
+    for case in folders:
+        for model in (case / TARGET, case / DRAFTER) if _is_pair(case) else (case,):
+            for file in (model / "config.json", *weight_files(model)):
+                yield f"{case.resolve().name}/{file.relative_to(case).as_posix()}", file
+        yield f"{case.resolve().name}/{GOLDEN}", case / GOLDEN
+
+
+def _digest(files: Iterable[tuple[str, Path]]) -> str:
+    """sha256 over the lines ``<sha256>  <name>`` of the files that hold outputs, or the source of others."""
+    return text_digest("".join(f"{file_sha256(file)}  {name}\n" for name, file in files))
+
+
+def open_target(model: Path | None, dtype: str | None) -> LoadedTarget:
+    """The target of a folder, or the shipped one."""
+    target = load_target(model or SHIPPED_TARGET, dtype)
+    fit_threads(target.target.hidden_size)
+    return target
+
+
+def compare_target(
+    target: LoadedTarget,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    chunk: int,
+    *,
+    tolerance: float | None = None,
+    progress: Progress,
+) -> Parity:
+    """Compare the logits of blocks and of single tokens along what plain decoding makes of the prompts.
+
+    Args:
+        target: the model.
+        prompts: where to begin.
+        max_tokens: tokens a text.
+        chunk: prompt positions per forward.
+        tolerance: largest difference of a logit that passes; None for that of the model's dtype.
+        progress: told of each prompt.
+    """
+    dtype = target.card.dtype
+    usual = TARGET_TOLERANCES.get(dtype, TARGET_TOLERANCES["bfloat16"])
+    largest = check_tolerance(usual if tolerance is None else tolerance)
+    if max_tokens < 2:
+        raise ConfigurationError(f"--max-tokens must be at least 2, not {max_tokens}")
+    encoded = [encode(p, target.tokenizer, target.target.vocab_size, target.context) for p in prompts]
+    rounds: list[RoundParity] = []
+    for done, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
+        progress(done, len(prompts), "comparing", prompt.id)
+        rounds.extend(
+            _compare_text(target, prompt.id, tokens, token_limit(target, len(tokens), max_tokens), chunk)
+        )
+    progress(len(prompts), len(prompts), "comparing", "done")
+    return Parity(tuple(rounds), largest, dtype)
+
+
+def _compare_text(
+    target: LoadedTarget, case: str, prompt: Sequence[int], count: int, chunk: int
+) -> Iterator[RoundParity]:
+    """The rounds of one text."""
+    model = target.target.model
+    text = [int(token) for token, _ in plain_steps(model, prompt, count, chunk, make_prompt_cache(model))]
+    run = Run(prompt, text, list(islice(cycle(ROUNDS), len(text))))
+    for number, pair in enumerate(paired_logits(target, run, chunk), 1):
+        ours, singles = map(on_host, pair)
+        equal = float((ours.argmax(-1) == singles.argmax(-1)).mean())
+        yield RoundParity(case, number, None, largest_difference(ours, singles), equal, None, ours.shape[1])
+
+
+def plain_reference() -> Implementation:
+    """mlx-lm's plain decoding, and the digest of mlx-lm's own Python files."""
+    package = Path(mlx_lm.__file__).resolve().parent
+    files = ((file.relative_to(package).as_posix(), file) for file in sorted(package.rglob("*.py")))
+    name = f"mlx_lm {version('mlx-lm')} (generate_step's text, token by token on its own caches)"
+    return Implementation(implementation=name, sha256=_digest(files))
+
+
+@dataclass(frozen=True)
+class ParitySwitches:
+    """What the command line can set about a comparison."""
+
+    golden: Path | None = None  # a case or a folder of cases
+    target: bool = False  # compare a target with plain decoding
+    model: Path | None = None  # the target's folder
+    prompts: str = "all"  # of a target, as the next three
+    limit: int = 2
+    max_tokens: int = 48
+    prefill_chunk: int = 2048
+    dtype: str | None = None
+    tolerance: float | None = None
+    reference: str | None = None  # name of the implementation behind the cases
+
+    def check(self) -> None:
+        """Raise ConfigurationError where it is not clear what to compare, or a number makes no sense."""
+        if (self.golden is not None) == self.target:
+            raise ConfigurationError("give either --golden DIR or --target")
+        if self.target and self.reference is not None:
+            raise ConfigurationError("--reference names who made stored outputs; leave it out with --target")
+        for name in ("limit", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigurationError(f"{flag} must be at least 1, not {getattr(self, name)}")
+
+
+def measure_parity(
+    switches: ParitySwitches, runtime: Runtime, *, progress: Progress, request: ReportRequest | None = None
+) -> tuple[Parity, Report]:
+    """Compare, and report it. The report claims parity within the tolerance, whatever came out.
 
     Raises:
-        ModelError: it is missing, or has another shape or type.
+        ConfigurationError: a switch does not make sense.
+        ModelError: a case or the target cannot be used.
+        PromptError: a prompt cannot be used.
     """
-    if name not in arrays:
-        raise ModelError(f"{file} lacks {name}")
-    value = arrays[name]
-    fits = value.ndim == len(shape) and all(
-        wanted in (None, found) for wanted, found in zip(shape, value.shape, strict=True)
+    switches.check()
+    started, watch = now(), LoadWatch()
+    models: dict[str, Model] = {}
+    if switches.golden is not None:
+        parity, reference = compare_all(
+            switches.golden, switches.tolerance, dtype=switches.dtype or "float32"
+        )
+        if switches.reference is not None:
+            reference = reference.model_copy(update={"implementation": switches.reference})
+        own: dict[str, Any] = {"command": "parity --golden", "golden": switches.golden.resolve().name}
+    else:
+        prompts = load_prompts(switches.prompts, switches.limit)
+        target = open_target(switches.model, switches.dtype)
+        parity = compare_target(
+            target,
+            prompts,
+            switches.max_tokens,
+            switches.prefill_chunk,
+            tolerance=switches.tolerance,
+            progress=progress,
+        )
+        models["target"], reference = target_card(target), plain_reference()
+        own = {name: getattr(switches, name) for name in ("prompts", "limit", "max_tokens", "prefill_chunk")}
+        own["command"] = "parity --target"
+    environment = describe(runtime, watch, models)
+    versions = environment["versions"]
+    subject = {
+        "implementation": f"kakeya engine {versions['kakeya']} (mlx {versions['mlx']})",
+        "sha256": environment["git"]["source_sha256"],
+    }
+    report = Report.build(
+        "parity",
+        started=started,
+        claims=[{"name": "parity", "at_most": parity.tolerance}],
+        environment=environment,
+        configuration=own | {"dtype": parity.dtype, "tolerance": parity.tolerance},
+        parity={
+            "tolerance": parity.tolerance,
+            "dtype": parity.dtype,
+            "rounds": parity.rows(),
+            "reference": reference.model_dump(),
+            "subject": subject,
+        },
+        request=request,
     )
-    if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ModelError(f"{file}: {name} is {value.shape}, should be ({wanted})")
-    if value.dtype.kind not in kinds:
-        raise ModelError(f"{file}: {name} is of type {value.dtype}")
-    if kinds == REALS:
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, caught below
-            value = arrays[name] = value.astype(np.float32)
-        if finite and not np.isfinite(value).all():
-            raise ModelError(f"{file}: {name} holds NaN or infinity")
-    return value
-
-
-def check_name(file: Path, arrays: Arrays) -> None:
-    """Raise ModelError where the reference's name is no text that a report could hold."""
-    if NAME in arrays:
-        named = str(take(file, arrays, NAME, TEXT))
-        if not named.isprintable() or not 0 < len(named) <= LONGEST_NAME:
-            raise ModelError(f"{file}: {NAME} must be 1 to {LONGEST_NAME} printable characters")
-
-
-def _check_arrays(file: Path, arrays: Arrays, config: DFlashConfig) -> None:
-    """Names, kinds and shapes of the arrays, and that what the network is given are numbers."""
-    check_name(file, arrays)
-    size, width = config.vocab_size, config.hidden_size
-    take(file, arrays, "target_embedding", REALS, size, width)
-    take(file, arrays, "target_lm_head", REALS, size, width)
-    rows = take(file, arrays, "target_hidden", REALS, 1, None, len(config.target_layer_ids) * width).shape[1]
-    blocks = take(file, arrays, "blocks", WHOLES, None, None)
-    rounds, length = blocks.shape
-    if rounds < 1 or length < 2:
-        raise ModelError(f"{file}: blocks is {blocks.shape}; there must be a round, and a draft in its block")
-    refuse_outside(file, "blocks", blocks, size)
-    _check_spans(file, take(file, arrays, "spans", WHOLES, rounds, 2), rows)
-    for number in range(1, rounds + 1):
-        take(file, arrays, f"round{number}_hidden", REALS, 1, length, width, finite=False)
-        take(file, arrays, f"round{number}_logits", REALS, 1, length, size, finite=False)
-        if config.second is not None:
-            path = take(file, arrays, f"round{number}_path", WHOLES, 1, length - 1)
-            refuse_outside(file, f"round{number}_path", path, size)
-
-
-def refuse_outside(file: Path, name: str, tokens: np.ndarray[Any, Any], vocabulary: int) -> None:
-    """Raise ModelError for tokens that are not in the vocabulary."""
-    if tokens.min() < 0 or tokens.max() >= vocabulary:
-        raise ModelError(f"{file}: {name} holds tokens outside the vocabulary of {vocabulary}")
-
-
-def _check_spans(file: Path, spans: np.ndarray[Any, Any], rows: int) -> None:
-    """Each round's rows begin where those of the round before ended."""
-    end = 0
-    for first, last in spans.tolist():
-        if first != end or not first <= last <= rows:
-            raise ModelError(f"{file}: spans {spans.tolist()} do not run on from 0 within {rows} rows")
-        end = last
+    return parity, report

@@ -11,8 +11,10 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -94,17 +96,12 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
         if (other := sources.setdefault(prompt.source_sha256, prompt.id)) != prompt.id:
             raise PromptError(f"{other} and {prompt.id} are the same prompt; remove one")
     counts = Counter(prompt.id for prompt in prompts)
-    if twice := sorted(identifier for identifier, count in counts.items() if count > 1):
+    if twice := sorted(identifier for identifier, times in counts.items() if times > 1):
         raise PromptError(f"{name}: id {twice[0]!r} occurs twice")
     if seed:
         Random(seed).shuffle(prompts)  # noqa: S311 - a reproducible draw, nothing secret
-    kinds: Counter[str] = Counter()
-    chosen = []
-    for prompt in prompts:
-        kinds[prompt.kind] += 1
-        if limit is None or kinds[prompt.kind] <= limit:
-            chosen.append(prompt)
-    return chosen
+    kinds = {prompt.kind: count() for prompt in prompts}
+    return [prompt for prompt in prompts if next(kinds[prompt.kind]) < (inf if limit is None else limit)]
 
 
 def _refuse_shipped(prompts: Sequence[Prompt]) -> None:
@@ -145,11 +142,7 @@ def refuse_unsound(prompts: Sequence[Prompt]) -> None:
 
 
 def encode(
-    prompt: Prompt,
-    tokenizer: Any,
-    vocab_size: int,
-    context: int | None,
-    switches: ChatSwitches | None = None,
+    prompt: Prompt, tokenizer: Any, vocab_size: int, context: int | None, switches: ChatSwitches | None = None
 ) -> list[int]:
     """Token ids of a prompt; see `engine.generate.encode`."""
     return generate.encode(prompt.content, tokenizer, vocab_size, context, switches, name=prompt.id)
@@ -266,39 +259,25 @@ def _instruction(text: str, needle: Needle) -> str:
     return re.sub(r"\b[A-Z]\w*", lambda word: "{}" if word[0] in words else word[0], question).strip()
 
 
-def _conversation(identifier: str, kind: str, text: str) -> dict[str, Any]:
-    return {"id": identifier, "kind": kind, "messages": [{"role": "user", "content": text}]}
-
-
-# Lines of well-known sets: fields a line must have, fields it may have, and what is asked in our fields.
+# Lines of well-known sets: fields a line must have, fields it may have, id, kind, the field with the text.
 # Answers, tests and solutions are left out: how they are scored is the business of those sets.
-LAYOUTS: tuple[tuple[set[str], set[str], Callable[[dict[str, Any], int], dict[str, Any]]], ...] = (
-    (
-        {"question", "answer"},
-        set(),
-        lambda row, number: _conversation(f"gsm8k-{number}", "gsm8k", row["question"]),
-    ),
-    (
-        {"task_id", "prompt", "entry_point"},
-        {"canonical_solution", "test"},
-        lambda row, _: {"id": row["task_id"], "kind": "humaneval", "prompt": row["prompt"]},
-    ),
-    (
-        {"task_id", "text", "code", "test_list"},
-        {"test_setup_code", "challenge_test_list"},
-        lambda row, _: _conversation(f"mbpp-{row['task_id']}", "mbpp", row["text"]),
-    ),
-    (
-        {"question_id", "category", "turns"},
-        {"reference"},
-        lambda row, _: _conversation(f"mt-bench-{row['question_id']}", str(row["category"]), row["turns"][0]),
-    ),
+LAYOUTS = (
+    ("question answer", "", "gsm8k-{number}", "gsm8k", "question"),
+    ("task_id prompt entry_point", "canonical_solution test", "{task_id}", "humaneval", "prompt"),
+    ("task_id text code test_list", "test_setup_code challenge_test_list", "mbpp-{task_id}", "mbpp", "text"),
+    ("question_id category turns", "reference", "mt-bench-{question_id}", "{category}", "turns"),
 )
 
 
 def _translated(row: dict[str, Any], number: int) -> dict[str, Any]:
     """A line of a well-known set in our fields; any other as it is."""
-    for needed, optional, read in LAYOUTS:
-        if needed <= set(row) <= needed | optional:
-            return read(row, number)
+    for needed, optional, identifier, kind, asked in LAYOUTS:
+        if set(needed.split()) <= set(row) <= set(f"{needed} {optional}".split()):
+            content = row["turns"][0] if asked == "turns" else row[asked]
+            is_text = asked == "prompt"
+            return {
+                "id": identifier.format(number=number, **row),
+                "kind": kind.format(**row),
+                **({"prompt": content} if is_text else {"messages": [{"role": "user", "content": content}]}),
+            }
     return row

@@ -14,16 +14,7 @@ from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.device import Runtime
 from engine.errors import ConfigurationError
-from engine.evaluation.measure import (
-    Context,
-    Evaluation,
-    SetSwitches,
-    at_least,
-    check_choice,
-    encode_all,
-    our_arm,
-    plain_arm,
-)
+from engine.evaluation import measure
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Report
 from engine.evaluation.rounding import compare_with_plain
@@ -36,7 +27,7 @@ CLAIMS = ("auto", "identity", "match", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class QualitySwitches(SetSwitches):
+class QualitySwitches(measure.SetSwitches):
     """What the command line can set about a comparison of outputs.
 
     Attributes:
@@ -45,12 +36,12 @@ class QualitySwitches(SetSwitches):
     """
 
     claim: str = "auto"
-    min_match: float | None = at_least(None, CLAIMED["exact_match"].lowest, 1)
+    min_match: float | None = measure.at_least(None, CLAIMED["exact_match"].lowest, 1)
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
         super().check()
-        check_choice("--claim", self.claim, CLAIMS)
+        measure.check_choice("--claim", self.claim, CLAIMS)
         if (self.claim == "match") != (self.min_match is not None):
             raise ConfigurationError("--claim match and --min-match go together")
 
@@ -60,16 +51,16 @@ def measure_quality(
     prompts: Sequence[Prompt],
     switches: QualitySwitches,
     runtime: Runtime,
-    **context: Unpack[Context],
+    **context: Unpack[measure.EvaluationContext],
 ) -> Report:
     """Run plain decoding and our loop over the prompts and compare their output."""
     switches.check()
     refuse_restoring(engine)
     if engine.alone and engine.policy == NATIVE:
         raise ConfigurationError("there is nothing to compare with plain decoding; give --drafter or --kv")
-    evaluation = Evaluation("quality", "eval quality", engine, switches, runtime, **context)
-    encoded = encode_all(engine, prompts, switches.chat)
-    arms = [plain_arm(PLAIN), our_arm(engine, OURS)]
+    evaluation = measure.Evaluation("quality", "eval quality", engine, switches, runtime, **context)
+    encoded = measure.encode_all(engine, prompts, switches.chat)
+    arms = [measure.plain_arm(PLAIN), measure.our_arm(engine, OURS)]
     for arm in arms:
         evaluation.add(arm, prompts, encoded, "decoding")
     evaluation.run()

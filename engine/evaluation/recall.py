@@ -16,17 +16,8 @@ from engine.cache.policy import KVPolicy
 from engine.config import Engine
 from engine.device import Runtime
 from engine.errors import ConfigurationError, PromptError
+from engine.evaluation import measure
 from engine.evaluation.haystack import Haystack, refuse_near
-from engine.evaluation.measure import (
-    Context,
-    Evaluation,
-    SetSwitches,
-    at_least,
-    encode_all,
-    our_arm,
-    plain_arm,
-    under,
-)
 from engine.evaluation.prompts import Prompt, refuse_unsound
 from engine.evaluation.report import Report
 from evidence_format.claims import CLAIMS
@@ -39,7 +30,7 @@ DEPTHS = 12  # recall is reported for each of at most so many depths
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallSwitches(SetSwitches):
+class RecallSwitches(measure.SetSwitches):
     """What the command line can set about a recall evaluation.
 
     Attributes:
@@ -49,11 +40,11 @@ class RecallSwitches(SetSwitches):
     """
 
     prompts: str = "retrieval"
-    limit: int | None = at_least(None)
-    max_tokens: int = at_least(16)
-    min_recall: float | None = at_least(None, CLAIMS["recall"].lowest, 1)
+    limit: int | None = measure.at_least(None)
+    max_tokens: int = measure.at_least(16)
+    min_recall: float | None = measure.at_least(None, CLAIMS["recall"].lowest, 1)
     claim: str = "auto"
-    batch: int = at_least(1)
+    batch: int = measure.at_least(1)
     haystack: Haystack = field(default_factory=Haystack)
 
 
@@ -62,7 +53,7 @@ def measure_recall(
     prompts: Sequence[Prompt],
     switches: RecallSwitches,
     runtime: Runtime,
-    **context: Unpack[Context],
+    **context: Unpack[measure.EvaluationContext],
 ) -> Report:
     """Run the arms over prompts that have a needle and prove something, see `refuse_unsound`."""
     switches.check()
@@ -72,22 +63,21 @@ def measure_recall(
         raise PromptError(f"recall needs prompts with a needle; {bare[0]} has none")
     refuse_near(prompts, engine.target.tokenizer, reach(engine.policy))
     emptied = [prompt.without_needle() for prompt in prompts]
-    full, empty = (encode_all(engine, some, switches.chat) for some in (prompts, emptied))
+    full, empty = (measure.encode_all(engine, some, switches.chat) for some in (prompts, emptied))
     refuse_unsound(prompts)
     compiled = engine.options.compiled and switches.batch == 1
-    evaluation = Evaluation(
-        "recall", "eval recall", engine, switches, runtime, **context,
-        settings={"compiled": compiled},
+    evaluation = measure.Evaluation(
+        "recall", "eval recall", engine, switches, runtime, **context, settings={"compiled": compiled}
     )  # fmt: skip
     name = "speculative" if engine.drafter else "kakeya"
     arms = [
-        (our_arm(engine, name), engine),
-        (plain_arm(ORACLE, "oracle"), engine),
-        (our_arm(engine, CONTROL, "control", CONTROL), engine),
+        (measure.our_arm(engine, name), engine),
+        (measure.plain_arm(ORACLE, "oracle"), engine),
+        (measure.our_arm(engine, CONTROL, "control", CONTROL), engine),
     ]
     for source, policy in restoring_controls(engine.policy).items():
-        restored = under(engine, policy)
-        arms.append((our_arm(restored, policy.spec, "control", source), restored))
+        restored = measure.under(engine, policy)
+        arms.append((measure.our_arm(restored, policy.spec, "control", source), restored))
     for arm, of in arms:
         asked, tokens = (emptied, empty) if arm.name == CONTROL else (prompts, full)
         evaluation.add(arm, asked, tokens, f"recalling {arm.name}", engine=of)

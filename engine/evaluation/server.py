@@ -1,4 +1,4 @@
-"""Are a server's answers the plain decoder's, and does it do beside that what clients rely on?
+"""Are a server's answers the plain decoder's, and does it do besides what clients rely on?
 
 The server runs in this process and is asked over HTTP. Once its checks have passed, prompt by prompt and in
 turns, it decodes greedily what mlx-lm's plain loop decodes with the same weights; never both at once. A row
@@ -6,85 +6,137 @@ of the arm `server` is made of what came over HTTP. No report is made of a serve
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import count
+from typing import Any
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine, parse_block
 from engine.device import Runtime
 from engine.errors import ConfigurationError, EngineError, PromptError
-from engine.evaluation.arms import PLAIN_LOOP, plain
-from engine.evaluation.environment import LoadWatch, describe
-from engine.evaluation.http import Client, ServerFault
+from engine.evaluation.arms import plain
 from engine.evaluation.measure import (
     ArmRun,
+    Evaluation,
     Progress,
-    configuration,
     encode_all,
     measure,
-    models,
     our_arm,
+    plain_arm,
     scored_rows,
 )
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.question import Question, outcome, question, whole
-from engine.evaluation.report import Arm, Report, now
+from engine.evaluation.report import Report
 from engine.evaluation.rounding import compare_with_plain
-from engine.evaluation.served import served
-from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
-from engine.evaluation.server_switches import Offer, ServerSwitches
+from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, LONG, Check, Examinee, examine
+from engine.evaluation.server_client import (
+    Client,
+    Question,
+    ServerFault,
+    outcome,
+    question,
+    served,
+    whole_answer,
+)
 from engine.generate import THINKING_NAMES, ChatSwitches, Outcome
-from engine.registry import Channel, ModelEntry
-from engine.server.scheduler import ModelFinder
+from engine.registry import Channel, ModelEntry, Registry
+from engine.server.scheduler import ModelFinder, SchedulerLimits
+from engine.server.serve import ServerSettings
+from engine.server.service import RequestLimits
 from engine.server.sessions import LoadedModel
 from evidence_format.model import ReportRequest
 
 PLAIN, SERVER = "plain", "server"
 SHORT = 24  # tokens of the answers that checks ask for
 CHECKS = len(DOORS) + len(ANSWERS) + len(KEEPING)
+IDLE_S = 1.0  # after which an idle session is closed, where checks look at that
+
+
+@dataclass(frozen=True)
+class ServerSwitches:
+    """What the command line can set about the comparison."""
+
+    prompts: str = "all"
+    limit: int | None = 8
+    max_tokens: int = 96
+    seed: int = 0
+    clients: int = 4
+    block: str = "auto"
+    prefill_chunk: int = 512
+    transport: str | None = None
+    chat: ChatSwitches = field(default_factory=ChatSwitches)
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a switch does not make sense."""
+        self.chat.check()
+        parse_block(self.block)
+        for name, value, least in (
+            ("--max-tokens", self.max_tokens, 1),
+            ("--limit", self.limit, 1),
+            ("--clients", self.clients, 2),
+            ("--prefill-chunk", self.prefill_chunk, 1),
+        ):
+            if value is not None and value < least:
+                raise ConfigurationError(f"{name} must be at least {least}, not {value}")
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of every request."""
+        speculation: dict[str, Any] = {"block": int(self.block)} if self.block not in ("auto", "1") else {}
+        if self.block == "1":
+            speculation = {"drafter": "none"}
+        return speculation | {"temperature": 0, "return_token_ids": True, "return_rounds": True}
+
+    @property
+    def serving(self) -> ServerSettings:
+        """The server whose answers are compared: it keeps nothing between requests."""
+        return ServerSettings(
+            request_limits=RequestLimits(max(self.max_tokens, LONG), self.max_tokens, 2 * self.clients),
+            limits=SchedulerLimits(parallel=self.clients, sessions=0, chunk=self.prefill_chunk),
+        )
+
+    @property
+    def keeping(self) -> ServerSettings:
+        """The same, with sessions kept for a short while."""
+        limits = replace(self.serving.limits, sessions=self.clients, session_s=IDLE_S)
+        return replace(self.serving, limits=limits)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What is served: a model and its KV channel."""
+
+    registry: Registry  # its default is the entry
+    entry: ModelEntry
+    channel: Channel
+    model_id: str  # as requests name both
+
+    @classmethod
+    def of(cls, registry: Registry, model_id: str | None = None, channel: str | None = None) -> "Offer":
+        """What an id of a registry means, with a channel named apart from it; None: the default one.
+
+        Raises:
+            UnknownModel: there is no such model or channel.
+            ConfigurationError: the model does not offer the channel, or another engine decodes it.
+        """
+        entry, found = registry.resolve(model_id or registry.default, channel)
+        if entry.engine is not None:
+            raise ConfigurationError(
+                f"{entry.name} is decoded by the engine {entry.engine}, which tells no rounds; "
+                "only models of this engine can be compared"
+            )
+        named = f"{entry.name}@{found.name}"
+        return cls(replace(registry, default=entry.name), entry, found, named)
 
 
 class ChecksFailed(EngineError):
-    """The server does not do what it must.
-
-    Attributes:
-        checks: what each check found, None where nothing is wrong.
-    """
+    """The server does not do what it must; `checks` says what each found, None where nothing is wrong."""
 
     def __init__(self, checks: Mapping[str, str | None]) -> None:
-        """Say what failed."""
         self.checks = dict(checks)
         failed = [f"{name}: {fault}" for name, fault in checks.items() if fault]
         super().__init__(f"{len(failed)} of {len(checks)} checks of the server failed; {'; '.join(failed)}")
-
-
-class _Shared:
-    """A model loaded once, by the first server that asks for it, and taken over by all others."""
-
-    def __init__(self, find: ModelFinder) -> None:
-        self._find, self._models = find, dict[str, LoadedModel]()
-
-    def find(self, entry: ModelEntry) -> Callable[[], LoadedModel]:
-        return partial(self.open, entry)
-
-    def open(self, entry: ModelEntry) -> LoadedModel:
-        if entry.name not in self._models:
-            self._models[entry.name] = self._find(entry)()
-        return self._models[entry.name]
-
-
-class _Shown:
-    """Progress in steps that are counted here."""
-
-    def __init__(self, show: Progress, total: int) -> None:
-        self._show, self._total, self._done = show, total, 0
-
-    def step(self, phase: str, detail: str) -> None:
-        self._show(self._done, self._total, phase, detail)
-        self._done += 1
-
-    def last(self, phase: str, detail: str) -> None:
-        self._show(self._total, self._total, phase, detail)
 
 
 def measure_server(
@@ -99,15 +151,6 @@ def measure_server(
 ) -> Report:
     """Check the server and compare its answers.
 
-    Args:
-        offer: what is served.
-        find: finds the models of the registry, as `engine.server.serve.model_finder` does.
-        prompts: at least one.
-        switches: checked here.
-        runtime: what runs.
-        progress: told before each check and each run.
-        request: what the report is bound to.
-
     Raises:
         ChecksFailed: the server failed a check.
         ServerFault: it refused a prompt, or answered otherwise than it was asked.
@@ -115,65 +158,73 @@ def measure_server(
         PromptError: a prompt does not fit the model.
     """
     switches.check()
-    started, watch, shared = now(), LoadWatch(), _Shared(find)
-    shown = _Shown(progress, CHECKS + 2 * len(prompts))
-    progress(0, CHECKS + 2 * len(prompts), "loading", offer.entry.name)
-    with served(offer.registry, switches.serving, shared.find, transport=switches.transport) as client:
-        model = shared.open(offer.entry)
-        engine = _engine(model, offer.channel, switches)
+    steps, total = count(), CHECKS + 2 * len(prompts)
+    load = cache(find(offer.entry))  # once, by the first server, for both of them
+
+    def find_once(entry: ModelEntry) -> Callable[[], LoadedModel]:
+        return load if entry == offer.entry else find(entry)
+
+    def show(_: int, __: int, phase: str, detail: str) -> None:
+        progress(next(steps), total, phase, detail)
+
+    def make(checks: Mapping[str, Check], server: Examinee) -> dict[str, str | None]:
+        found = examine(server, checks, lambda name: show(0, 0, "checking", name))
+        if any(found.values()):
+            raise ChecksFailed(found)
+        return found
+
+    progress(0, total, "loading", offer.entry.name)
+    with served(offer.registry, switches.serving, find_once, transport=switches.transport) as client:
+        model = load()
+        engine = engine_of(model, offer.channel, switches)
         switches = replace(switches, chat=_chat(offer.entry, prompts, switches.chat))
-        encoded = encode_all(engine, prompts, switches.chat)
-        examinee = _examinee(client, offer, model, _questions(offer, model, prompts, encoded, switches))
-        checks = _made({**DOORS, **ANSWERS}, _asked_for_little(examinee, switches), shown)
-        arms = [Arm(PLAIN, "baseline", PLAIN_LOOP), our_arm(engine, SERVER)]
-        plain(engine.target, encoded[0], SHORT, switches.prefill_chunk)  # untimed
-        course = measure(
-            _lanes(arms, engine, examinee, prompts, encoded),
-            progress=lambda _, __, phase, detail: shown.step(phase, detail),
+        evaluation = Evaluation(
+            "quality", "eval server", engine, switches, runtime, show, request, resumable=False
         )
-    with served(offer.registry, switches.keeping, shared.find, transport=switches.transport) as client:
-        keeping = replace(_asked_for_little(examinee, switches), client=client)
-        checks |= _made(KEEPING, keeping, shown)
-    shown.last("checking", "rounding and divergences")
+        encoded = encode_all(engine, prompts, switches.chat)
+        asked = questions(offer, model, prompts, encoded, switches)
+        examinee = examinee_of(client, offer, model, asked, switches)
+        checks = make({**DOORS, **ANSWERS}, examinee)
+        plain(engine.target, encoded[0], SHORT, switches.prefill_chunk)  # untimed
+        by_tokens = {tuple(each.tokens): each for each in asked}
+
+        def decode_plainly(each: Question) -> Outcome:
+            return plain(engine.target, each.tokens, each.fields["max_tokens"], switches.prefill_chunk)
+
+        def ask(each: Question) -> Outcome:
+            answer = whole_answer(each, client.post(each.path, each.fields))
+            if (kept := answer.provenance.kv_policy) != engine.policy.spec:
+                raise ServerFault(f"{each.identifier}: the server kept {kept}, not {engine.policy.spec}")
+            return outcome(each, answer, engine.target)
+
+        def run_with(decode: Callable[[Question], Outcome], some: Sequence[list[int]]) -> list[Outcome]:
+            return [decode(by_tokens[tuple(tokens)]) for tokens in some]
+
+        row = scored_rows(model.target.tokenizer)
+        for arm, decode in ((plain_arm(PLAIN), decode_plainly), (our_arm(engine, SERVER), ask)):
+            run = partial(run_with, decode)
+            evaluation.runs.append(ArmRun(arm, prompts, encoded, run, row, f"decoding by {arm.name}"))
+        evaluation.measured = measure(evaluation.runs, progress=show)
+    with served(offer.registry, switches.keeping, find_once, transport=switches.transport) as client:
+        checks |= make(KEEPING, replace(examinee, client=client))
     pair = {"arm": SERVER, "baseline": PLAIN}
-    settings = configuration(engine, runtime, "eval server", switches) | {
-        "model_id": offer.model_id,
-        "transport": client.transport,
-        "checks": " ".join(checks),
-        "checks_failed": 0,
-    }
-    return Report.build(
-        "quality",
-        started=started,
-        claims=[{"name": "identical_output", **pair}] if engine.policy == NATIVE else [],
-        environment=describe(runtime, watch, models(engine)),
-        configuration=settings,
-        arms=arms,
-        order=course.order,
-        request=request,
-        **compare_with_plain(engine, encoded, arms),
+    return evaluation.report(
+        [{"name": "identical_output", **pair}] if engine.policy == NATIVE else [],
+        "rounding and divergences",
+        partial(compare_with_plain, engine, encoded, evaluation.arms),
+        model_id=offer.model_id,
+        transport=client.transport,
+        checks=" ".join(checks),
+        checks_failed=0,
     )
 
 
-def _made(checks: Mapping[str, Check], examinee: Examinee, shown: _Shown) -> dict[str, str | None]:
-    """Make checks.
-
-    Raises:
-        ChecksFailed: one of them found something.
-    """
-    found = examine(examinee, checks, lambda name: shown.step("checking", name))
-    if any(found.values()):
-        raise ChecksFailed(found)
-    return found
-
-
-def _engine(model: LoadedModel, channel: Channel, switches: ServerSwitches) -> Engine:
+def engine_of(model: LoadedModel, channel: Channel, switches: ServerSwitches) -> Engine:
     """The same parts as an evaluation knows them."""
     options = replace(
         model.located.options(channel), block=switches.block, prefill_chunk=switches.prefill_chunk
     )
-    drafter = model.drafter("default")
-    block = parse_block(switches.block)
+    drafter, block = model.drafter("default"), parse_block(switches.block)
     if drafter is None and block is not None and block > 1:
         raise ConfigurationError(f"--block {block} needs a drafter, and {model.entry.name} has none")
     if drafter is not None and block is not None and block > 2 * drafter.drafter.block_size:
@@ -185,11 +236,7 @@ def _engine(model: LoadedModel, channel: Channel, switches: ServerSwitches) -> E
 
 
 def _chat(entry: ModelEntry, prompts: Sequence[Prompt], chat: ChatSwitches) -> ChatSwitches:
-    """How conversations are put, the entry's own switches included.
-
-    Raises:
-        ConfigurationError: the entry sets a switch that evaluations do not know.
-    """
+    """How conversations are put; ConfigurationError where the entry sets a switch that is unknown here."""
     own = entry.chat_template_kwargs
     if not own or not (chat.chat or any(prompt.messages is not None for prompt in prompts)):
         return chat
@@ -202,75 +249,33 @@ def _chat(entry: ModelEntry, prompts: Sequence[Prompt], chat: ChatSwitches) -> C
     return replace(chat, thinking="on" if all(own.values()) else "off")
 
 
-def _questions(
+def questions(
     offer: Offer,
     model: LoadedModel,
     prompts: Sequence[Prompt],
     encoded: Sequence[list[int]],
     switches: ServerSwitches,
 ) -> list[Question]:
-    """The prompts as requests, none of which asks for more than the model has room for.
-
-    Raises:
-        PromptError: one leaves no room for a second token.
-    """
+    """The prompts as requests for no more than the context has space for; PromptError where it has none."""
     asked = []
     for prompt, tokens in zip(prompts, encoded, strict=True):
-        room = switches.max_tokens if model.context is None else model.context - len(tokens)
-        if room < min(2, switches.max_tokens):
-            raise PromptError(f"prompt {prompt.id} leaves no room in the context of {model.context}")
-        common = switches.fields | {"model": offer.model_id, "max_tokens": min(room, switches.max_tokens)}
+        most = switches.max_tokens
+        if model.context is not None:
+            most = min(most, model.context - len(tokens))
+        if most < min(2, switches.max_tokens):
+            raise PromptError(f"prompt {prompt.id} leaves no space in the context of {model.context} tokens")
+        common = switches.fields | {"model": offer.model_id, "max_tokens": most}
         asked.append(question(prompt, tokens, model.target, common, switches.chat))
     return asked
 
 
-def _examinee(client: Client, offer: Offer, model: LoadedModel, questions: Sequence[Question]) -> Examinee:
-    return Examinee(
-        client, offer.model_id, questions, len(questions), sorted(model.target.stops), model.context
-    )
-
-
-def _asked_for_little(examinee: Examinee, switches: ServerSwitches) -> Examinee:
-    """The same, asked for short answers by so many clients."""
-    questions = [
-        replace(asked, fields=asked.fields | {"max_tokens": min(SHORT, asked.fields["max_tokens"])})
-        for asked in examinee.questions
+def examinee_of(
+    client: Client, offer: Offer, model: LoadedModel, asked: Sequence[Question], switches: ServerSwitches
+) -> Examinee:
+    """The server as checks ask it: for short answers."""
+    short = [
+        replace(each, fields=each.fields | {"max_tokens": min(SHORT, each.fields["max_tokens"])})
+        for each in asked
     ]
-    return replace(examinee, questions=questions, clients=switches.clients)
-
-
-def _lanes(
-    arms: Sequence[Arm],
-    engine: Engine,
-    examinee: Examinee,
-    prompts: Sequence[Prompt],
-    encoded: Sequence[list[int]],
-) -> list[ArmRun]:
-    """The plain loop in this thread, and the server over HTTP."""
-    by_tokens = {tuple(asked.tokens): asked for asked in examinee.questions}
-
-    def plainly(asked: Question) -> Outcome:
-        return plain(engine.target, asked.tokens, asked.fields["max_tokens"], engine.options.prefill_chunk)
-
-    def over_http(asked: Question) -> Outcome:
-        answer = whole(asked, examinee.client.post(asked.path, asked.fields))
-        if answer.how.kv_policy != engine.policy.spec:
-            raise ServerFault(
-                f"{asked.identifier}: the server kept {answer.how.kv_policy}, not {engine.policy.spec}"
-            )
-        return outcome(asked, answer, engine.target)
-
-    row = scored_rows(engine.target.tokenizer)
-    ways = (plainly, over_http)
-    return [
-        ArmRun(arm, prompts, encoded, partial(_run, way, by_tokens), row, f"decoding by {arm.name}")
-        for arm, way in zip(arms, ways, strict=True)
-    ]
-
-
-def _run(
-    way: Callable[[Question], Outcome],
-    by_tokens: Mapping[tuple[int, ...], Question],
-    encoded: Sequence[list[int]],
-) -> list[Outcome]:
-    return [way(by_tokens[tuple(tokens)]) for tokens in encoded]
+    stops = sorted(model.target.stops)
+    return Examinee(client, offer.model_id, short, switches.clients, stops, model.context)

@@ -1,4 +1,4 @@
-"""What a server has to do beside giving the right tokens; asked over HTTP, as clients ask.
+"""What a server has to do besides giving the right tokens; asked over HTTP, as clients ask.
 
 Checks of `DOORS` and `ANSWERS` are made where nothing is kept between requests, so that the same request
 must give the same tokens bit by bit; those of `KEEPING` where idle sessions are kept for a short while.
@@ -16,12 +16,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.evaluation.http import Answered, Client, ServerFault
-from engine.evaluation.question import TEXT_PATH, Answer, Question, check, whole
+from engine.evaluation.server_client import (
+    TEXT_PATH,
+    Answer,
+    Answered,
+    Client,
+    Question,
+    ServerFault,
+    check_counts,
+    whole_answer,
+)
 from engine.server.scheduler import STATS_S
 from engine.server.schema import (
     ChatChunk,
-    ChunkChoice,
     ErrorReply,
     Health,
     ModelList,
@@ -30,32 +37,23 @@ from engine.server.schema import (
 )
 
 REPEATABLE = {"seed": 0}  # lets a draft length look at nothing but tokens
-LONG = 512  # tokens of an answer that nobody waits for
+LONG = 512  # tokens of an answer that is left before its end
 SEEN = 3  # events of a stream before its client goes
-PATIENCE_S, LOOK_S = 30.0, 0.05
-_PROMPTS = ("messages", "chat_template_kwargs", "prompt")  # fields that hold one
+PATIENCE_S, POLL_S = 30.0, 0.05
+PROMPT_FIELDS = ("messages", "chat_template_kwargs", "prompt")
 SLACK = 2**20  # bytes: kept graphs and small change
 
 
 @dataclass(frozen=True)
 class Examinee:
-    """A server, and what it is asked.
+    """A server, and what it is asked."""
 
-    Attributes:
-        client: with the key.
-        model_id: as requests name the model.
-        questions: at least one.
-        clients: that ask at once.
-        stops: tokens that end a text.
-        context: positions of a prompt and its answer; None: any number.
-    """
-
-    client: Client
-    model_id: str
-    questions: Sequence[Question]
-    clients: int
-    stops: Sequence[int]
-    context: int | None
+    client: Client  # with the key
+    model_id: str  # as requests name the model
+    questions: Sequence[Question]  # at least one
+    clients: int  # that ask at once
+    stops: Sequence[int]  # tokens that end a text
+    context: int | None  # positions of a prompt and its answer
 
     @cached_property
     def chosen(self) -> list[Question]:
@@ -64,19 +62,20 @@ class Examinee:
         return [self.questions[index * count // self.clients % count] for index in range(self.clients)]
 
     @cached_property
+    def shortest(self) -> Question:
+        """The question with the shortest prompt."""
+        return min(self.questions, key=lambda asked: len(asked.tokens))
+
+    @cached_property
     def alone(self) -> list[Answer]:
-        """Their answers, each asked for when the one before it was there."""
+        """The answers to the chosen questions, one after the other."""
         return [self.ask(asked) for asked in self.chosen]
 
     def ask(self, asked: Question, **changes: Any) -> Answer:
-        """The whole answer to a question.
+        """The whole answer to a question; ServerFault where there is none."""
+        return whole_answer(asked, self.client.post(asked.path, asked.fields | REPEATABLE | changes))
 
-        Raises:
-            ServerFault: there is none.
-        """
-        return whole(asked, self.client.post(asked.path, asked.fields | REPEATABLE | changes))
-
-    def together(self) -> list[Answer]:
+    def ask_at_once(self) -> list[Answer]:
         """The answers to the chosen questions, all asked at the same moment."""
         gate = Barrier(self.clients)
 
@@ -87,36 +86,43 @@ class Examinee:
         with ThreadPoolExecutor(self.clients) as clients:
             return list(clients.map(ask, self.chosen))
 
-    def figures(self) -> "Figures":
-        """What the server's metrics say now."""
-        reply = self.client.get("/metrics")
-        if reply.status != 200:
-            raise ServerFault(f"/metrics answered {reply.status}")
-        return Figures(str(reply.body))
+    def held(self, asked: Question, ids: list[int]) -> int:
+        """How many of these tokens at their beginning are held in an idle session."""
+        fitting = ids if self.context is None else ids[: self.context - 1]
+        fields = {name: value for name, value in asked.fields.items() if name not in PROMPT_FIELDS}
+        name = f"what follows {asked.identifier}"
+        following = Question(name, TEXT_PATH, fields | {"prompt": fitting}, fitting)
+        return self.ask(following, max_tokens=1).usage.prompt_tokens_details.cached_tokens
 
-    def wait_for(self, what: str, there: Callable[["Figures"], bool]) -> "Figures":
-        """The metrics as soon as something is there.
-
-        Raises:
-            ServerFault: it is not there for long.
-        """
+    def wait_until(self, what: str, met: Callable[["ServerMetrics"], bool]) -> "ServerMetrics":
+        """The metrics as soon as a condition is met; ServerFault where it is not met for long."""
         sleep(2 * STATS_S)  # figures that are older may say what was before
         until = monotonic() + PATIENCE_S
-        while not there(found := self.figures()):
+        while True:
+            reply = self.client.get("/metrics")
+            if reply.status != 200:
+                raise ServerFault(f"/metrics answered {reply.status}")
+            if met(found := ServerMetrics(str(reply.body))):
+                return found
             if monotonic() > until:
                 raise ServerFault(f"after {PATIENCE_S:.0f} s still not {what}: {found}")
-            sleep(LOOK_S)
-        return found
+            sleep(POLL_S)
+
+    def wait_until_empty(self) -> "ServerMetrics":
+        """The metrics as soon as no session is left."""
+        return self.wait_until(
+            "empty", lambda found: found.quiet and not (found["sessions_idle"] or found.bytes_of("idle"))
+        )
 
 
 @dataclass(frozen=True)
-class Figures:
+class ServerMetrics:
     """Prometheus' text."""
 
     text: str
 
     def __getitem__(self, name: str) -> float:
-        """The sum of a figure over what labels tell apart; 0 where it is not there."""
+        """The sum of a figure over its labels; 0 where it is not there."""
         pattern = rf"^kakeya_{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$"
         return sum(float(value) for value in re.findall(pattern, self.text, re.MULTILINE))
 
@@ -129,7 +135,7 @@ class Figures:
 
     @property
     def quiet(self) -> bool:
-        """Whether nobody is served, and nothing held for anybody who is."""
+        """Whether no request is served, and no bytes are held for one."""
         return not (self["requests_active"] or self["requests_admitted"] or self.bytes_of("active"))
 
     def __str__(self) -> str:
@@ -158,12 +164,12 @@ def models(server: Examinee) -> None:
 
 
 def key(server: Examinee) -> None:
-    """Nobody is served without the key, or with another one."""
+    """No one is served without the key, or with another one."""
     asked = server.questions[0]
-    for stranger in (server.client.with_key(None), server.client.with_key("another-key-of-some-length")):
-        _refused(stranger.get("/v1/models"), 401, None)
-        _refused(stranger.get("/metrics"), 401, None)
-        _refused(stranger.post(asked.path, asked.fields), 401, None)
+    for client in (server.client.with_key(None), server.client.with_key("another-key-of-some-length")):
+        _check_refusal(client.get("/v1/models"), 401, None)
+        _check_refusal(client.get("/metrics"), 401, None)
+        _check_refusal(client.post(asked.path, asked.fields), 401, None)
 
 
 def unknown_model(server: Examinee) -> None:
@@ -171,17 +177,17 @@ def unknown_model(server: Examinee) -> None:
     asked = server.questions[0]
     name = server.model_id.partition("@")[0]
     for wrong in ("no-such-model", f"{name}@no-such-channel"):
-        _refused(server.client.post(asked.path, asked.fields | {"model": wrong}), 404, "model")
+        _check_refusal(server.client.post(asked.path, asked.fields | {"model": wrong}), 404, "model")
 
 
 def bad_value(server: Examinee) -> None:
-    """A value out of bounds, or a field nobody knows, is 400 and names the field."""
+    """A value out of bounds, or an unknown field, is 400 and names the field."""
     asked = server.questions[0]
     for field, value in (("temperature", 3), ("max_tokens", 0), ("no_such_field", 1)):
-        _refused(server.client.post(asked.path, asked.fields | {field: value}), 400, field)
+        _check_refusal(server.client.post(asked.path, asked.fields | {field: value}), 400, field)
 
 
-def _refused(reply: Answered, status: int, param: str | None) -> None:
+def _check_refusal(reply: Answered, status: int, param: str | None) -> None:
     """Raise ServerFault unless this was refused, with an error document about that field."""
     if reply.status != status:
         raise ServerFault(f"answered {reply.status}, not {status}: {str(reply.body)[:200]}")
@@ -194,30 +200,31 @@ def stream(server: Examinee) -> None:
     """A stream says what the same request says at once, and ends with x_kakeya; with usage if asked for."""
     kinds = {asked.path: index for index, asked in reversed(list(enumerate(server.chosen)))}
     for index in kinds.values():
-        asked, answer = server.chosen[index], server.alone[index]
-        for apart in (False, True):
-            _streamed(server, asked, answer, apart=apart)
+        for with_usage in (False, True):
+            _check_stream(server, server.chosen[index], server.alone[index], with_usage=with_usage)
 
 
-def _streamed(server: Examinee, asked: Question, answer: Answer, *, apart: bool) -> None:
-    """One stream; ``apart`` asks for the usage, which has a chunk of its own."""
-    options = {"stream": True, "stream_options": {"include_usage": apart}}
+def _check_stream(server: Examinee, asked: Question, answer: Answer, *, with_usage: bool) -> None:
+    """One stream; ``with_usage`` asks for the usage, which has a chunk of its own."""
+    options = {"stream": True, "stream_options": {"include_usage": with_usage}}
     with closing(server.client.stream(asked.path, asked.fields | REPEATABLE | options)) as events:
         documents = list(events)
     if documents[-1] is not None or None in documents[:-1]:
-        raise ServerFault(f"{asked.identifier}: [DONE] does not stand at the end of the stream, alone")
+        raise ServerFault(f"{asked.identifier}: [DONE] is not at the end of the stream, alone")
     kind = ChatChunk if asked.of_chat else TextCompletion
     chunks: list[ChatChunk | TextCompletion] = [kind.model_validate(each) for each in documents[:-1]]
     last = chunks[-1]
     if last.x_kakeya is None:
         raise ServerFault(f"{asked.identifier}: the last chunk lacks x_kakeya")
     counted = [chunk for chunk in chunks if chunk.usage is not None]
-    if counted != ([last] if apart else []) or bool(last.choices) is apart:
-        raise ServerFault(f"{asked.identifier}: the usage is not where include_usage: {apart} wants it")
+    if counted != ([last] if with_usage else []) or bool(last.choices) is with_usage:
+        raise ServerFault(f"{asked.identifier}: the usage is not where include_usage: {with_usage} wants it")
     if last.usage is not None:
-        check(asked, last.usage, last.x_kakeya)
+        check_counts(asked, last.usage, last.x_kakeya)
     choices = [choice for chunk in chunks for choice in chunk.choices]
-    text = "".join(_said(choice) for choice in choices)
+    text = "".join(
+        choice.text if isinstance(choice, TextChoice) else choice.delta.content or "" for choice in choices
+    )
     if (last.x_kakeya.token_ids, text) != (answer.tokens, answer.text):
         raise ServerFault(f"{asked.identifier}: the stream says something else than the whole answer")
     reasons = [choice.finish_reason for choice in choices if choice.finish_reason]
@@ -225,22 +232,17 @@ def _streamed(server: Examinee, asked: Question, answer: Answer, *, apart: bool)
         raise ServerFault(f"{asked.identifier}: the stream ends by {reasons}, the answer by {answer.finish}")
 
 
-def _said(choice: ChunkChoice | TextChoice) -> str:
-    return choice.text if isinstance(choice, TextChoice) else choice.delta.content or ""
-
-
 def clients(server: Examinee) -> None:
     """Several who ask at once get what each gets alone."""
-    for asked, alone, among in zip(server.chosen, server.alone, server.together(), strict=True):
+    for asked, alone, among in zip(server.chosen, server.alone, server.ask_at_once(), strict=True):
         if (alone.tokens, alone.text, alone.finish) != (among.tokens, among.text, among.finish):
             raise ServerFault(f"{asked.identifier}: among {server.clients} the answer is another than alone")
 
 
 def next_turn(server: Examinee) -> None:
     """What goes on from an answer does not compute again what is held."""
-    asked = _shortest(server)
-    held = [*asked.tokens, *server.ask(asked).tokens]
-    cached = _held_of(server, asked, [*held, *asked.tokens[-8:]])
+    asked = server.shortest
+    cached = server.held(asked, [*asked.tokens, *server.ask(asked).tokens, *asked.tokens[-8:]])
     if cached < len(asked.tokens):
         raise ServerFault(f"{asked.identifier}: {cached} tokens were held, not {len(asked.tokens)} or more")
 
@@ -250,49 +252,30 @@ def gone(server: Examinee) -> None:
 
     How far it was decoded is told by how much of the whole answer its session holds.
     """
-    asked = _shortest(server)
-    room = LONG if server.context is None else min(LONG, server.context - len(asked.tokens) - 2)
-    endless = {"max_tokens": room, "logit_bias": {str(token): -100 for token in server.stops}}
+    asked = server.shortest
+    most = LONG if server.context is None else min(LONG, server.context - len(asked.tokens) - 2)
+    endless = {"max_tokens": most, "logit_bias": {str(token): -100 for token in server.stops}}
     answer = server.ask(asked, **endless)
-    _emptied(server)
+    server.wait_until_empty()
     fields = asked.fields | REPEATABLE | endless | {"stream": True}
     with closing(server.client.stream(asked.path, fields)) as events:
         for _ in range(SEEN):
             next(events)
-    server.wait_for("quiet", lambda figures: figures.quiet)
-    held = _held_of(server, asked, [*asked.tokens, *answer.tokens])
+    server.wait_until("quiet", lambda found: found.quiet)
+    held = server.held(asked, [*asked.tokens, *answer.tokens])
     if held >= len(asked.tokens) + len(answer.tokens) - 1:
-        raise ServerFault(f"an answer of {len(answer.tokens)} tokens was decoded to its end for nobody")
-
-
-def _shortest(server: Examinee) -> Question:
-    return min(server.questions, key=lambda asked: len(asked.tokens))
-
-
-def _held_of(server: Examinee, asked: Question, ids: list[int]) -> int:
-    """How many of these tokens at their beginning are held in an idle session."""
-    fitting = ids if server.context is None else ids[: server.context - 1]
-    fields = {name: value for name, value in asked.fields.items() if name not in _PROMPTS}
-    after = Question(f"what follows {asked.identifier}", TEXT_PATH, fields | {"prompt": fitting}, fitting)
-    return server.ask(after, max_tokens=1).usage.prompt_tokens_details.cached_tokens
+        raise ServerFault(f"an answer of {len(answer.tokens)} tokens was decoded to its end for no client")
 
 
 def idle(server: Examinee) -> None:
-    """Sessions that nobody comes back to are closed, and memory is what it was before more of the same."""
-    server.together()
-    before = _emptied(server)["memory_bytes"]
+    """Idle sessions are closed, and memory is what it was before more of the same requests."""
+    server.ask_at_once()
+    before = server.wait_until_empty()["memory_bytes"]
     for _ in range(2):
-        server.together()
-    after = _emptied(server)["memory_bytes"]
+        server.ask_at_once()
+    after = server.wait_until_empty()["memory_bytes"]
     if after > before + SLACK:
         raise ServerFault(f"{after - before:,.0f} bytes of memory were not given back")
-
-
-def _emptied(server: Examinee) -> Figures:
-    return server.wait_for(
-        "empty",
-        lambda figures: figures.quiet and not (figures["sessions_idle"] or figures.bytes_of("idle")),
-    )
 
 
 Check = Callable[[Examinee], None]
@@ -310,28 +293,15 @@ KEEPING: Mapping[str, Check] = {"next-turn": next_turn, "gone": gone, "idle": id
 def examine(
     server: Examinee, checks: Mapping[str, Check], began: Callable[[str], None]
 ) -> dict[str, str | None]:
-    """Make checks, all of them.
-
-    Args:
-        server: whom to ask.
-        checks: by name.
-        began: told the name of each before it begins.
-
-    Returns:
-        What each found, None where nothing is wrong.
-    """
+    """Make all checks; return what each found, None where nothing is wrong. `began` is told each name."""
     found: dict[str, str | None] = {}
-    for name, made in checks.items():
+    for name, check in checks.items():
         began(name)
-        found[name] = _fault_of(made, server)
+        found[name] = None
+        try:
+            check(server)
+        except ServerFault as fault:
+            found[name] = str(fault)
+        except ValidationError as error:
+            found[name] = f"an answer is not as clients expect it: {error}"
     return found
-
-
-def _fault_of(made: Check, server: Examinee) -> str | None:
-    try:
-        made(server)
-    except ServerFault as fault:
-        return str(fault)
-    except ValidationError as error:
-        return f"an answer is not as clients expect it: {error}"
-    return None

@@ -16,18 +16,9 @@ from engine.cache.policy import NATIVE
 from engine.config import Engine
 from engine.device import Runtime
 from engine.errors import ConfigurationError
+from engine.evaluation import measure
 from engine.evaluation.arms import speculate
 from engine.evaluation.environment import busy, disturbance, idle_load
-from engine.evaluation.measure import (
-    Context,
-    Evaluation,
-    SetSwitches,
-    at_least,
-    check_choice,
-    encode_all,
-    our_arm,
-    plain_arm,
-)
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Report
 from engine.evaluation.rounding import compare_with_plain
@@ -44,7 +35,7 @@ TOO_FEW_TO_TIME = f"a speed needs {FEWEST_SAMPLES} prompts and more than {FEWEST
 
 
 @dataclass(frozen=True, kw_only=True)
-class Switches(SetSwitches):
+class Switches(measure.SetSwitches):
     """What the command line can set about a throughput evaluation.
 
     Attributes:
@@ -55,13 +46,13 @@ class Switches(SetSwitches):
 
     claim: str = "auto"
     min_speedup: float = 1.0
-    min_stops: float | None = at_least(None, CLAIMED["natural_stops"].lowest, 1)
+    min_stops: float | None = measure.at_least(None, CLAIMED["natural_stops"].lowest, 1)
     ignore_stops: bool = False
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
         super().check()
-        check_choice("--claim", self.claim, CLAIMS)
+        measure.check_choice("--claim", self.claim, CLAIMS)
         if not (isfinite(self.min_speedup) and self.min_speedup >= 1):
             raise ConfigurationError(
                 f"--min-speedup must be a finite number of at least 1, not {self.min_speedup}"
@@ -73,27 +64,27 @@ def measure_throughput(
     prompts: Sequence[Prompt],
     switches: Switches,
     runtime: Runtime,
-    **context: Unpack[Context],
+    **context: Unpack[measure.EvaluationContext],
 ) -> Report:
     """Run plain decoding and, unless it would be the same, our loop over the prompts."""
     compares = not engine.alone or engine.policy != NATIVE
     _check(engine, switches, compares)
-    evaluation = Evaluation("throughput", "eval throughput", engine, switches, runtime, **context)
-    encoded = encode_all(engine, prompts, switches.chat)
+    evaluation = measure.Evaluation("throughput", "eval throughput", engine, switches, runtime, **context)
+    encoded = measure.encode_all(engine, prompts, switches.chat)
     claims = _claims(engine, switches, runtime, len(prompts)) if compares else []
     is_timed = any(claim["name"] in SPEED_CLAIMS for claim in claims)
     plainly = replace(engine, drafter=None)
-    arms = [plain_arm(PLAIN), our_arm(engine, SPECULATIVE)][: 1 + compares]
+    arms = [measure.plain_arm(PLAIN), measure.our_arm(engine, SPECULATIVE)][: 1 + compares]
     drafted = "drafting/verifying" if engine.drafter else "decoding"
     for arm, phase in zip(arms, ("decoding", drafted), strict=False):
         evaluation.add(arm, prompts, encoded, phase)
-    steps = our_arm(replace(plainly, alone=True), BLOCK_1, "control", "block_1")
+    steps = measure.our_arm(replace(plainly, alone=True), BLOCK_1, "control", "block_1")
     has_steps = is_timed and engine.drafter is not None
     if has_steps:
         length = plainly.new_draft_length()
         evaluation.add(steps, prompts, encoded, "decoding", engine=plainly, draft_length=length)
     if switches.ignore_stops:
-        forced = our_arm(engine, IGNORE_STOPS, "control", IGNORE_STOPS)
+        forced = measure.our_arm(engine, IGNORE_STOPS, "control", IGNORE_STOPS)
         evaluation.add(forced, prompts, encoded, drafted, options=SamplingOptions(ignore_stops=True))
     # What `auto` claims depends on what else the machine does, and never on the speed that was measured.
     reason = None
@@ -138,7 +129,7 @@ def _check(engine: Engine, switches: Switches, compares: bool) -> None:
         raise ConfigurationError("--ignore-stops and --min-stops need a drafter; give --drafter PATH")
 
 
-def _unwatched(evaluation: Evaluation) -> str | None:
+def _unwatched(evaluation: measure.Evaluation) -> str | None:
     """Why the load says nothing about most rows: an earlier process ran them."""
     rows = [row for arm in evaluation.arms for row in arm.samples]
     timed = sum(row["prefill_s"] + row["decode_s"] for row in rows)

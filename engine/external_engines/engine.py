@@ -84,11 +84,6 @@ class ExternalEngine:
             self._obstacles[policy.spec] = reason
         return self._obstacles[policy.spec]
 
-    def refuse(self, policy: KVPolicy) -> None:
-        """Raise ConfigurationError with the `obstacle`, where there is one."""
-        if reason := self.obstacle(policy):
-            raise ConfigurationError(f"engine {self.name} cannot decode under {policy.spec}: {reason}")
-
     def strategy_for(self, policy: KVPolicy) -> str:
         """The strategy that `generate` uses for a policy; ``native``: the engine's own caches."""
         return strategies.NATIVE if policy == NATIVE and self._unfit(policy) else self.strategy
@@ -115,7 +110,8 @@ class ExternalEngine:
             ConfigurationError: the policy has an `obstacle`; at once, not at the first token.
             GenerationError: from the iterator: the engine failed, or did not use the caches.
         """
-        self.refuse(policy)
+        if reason := self.obstacle(policy):
+            raise ConfigurationError(f"engine {self.name} cannot decode under {policy.spec}: {reason}")
         given, told = [] if caches is None else caches, counts or DraftCounts()
         return self._tokens(list(prompt), max_tokens, policy, self.strategy_for(policy), given, told)
 
@@ -184,7 +180,7 @@ def _close(steps: Generator[int], state: ModelState) -> None:
         steps.close()
 
 
-def open_guest(
+def open_external_engine(
     name: str, target: LoadedTarget, drafter: Path | None = None, block: int | None = None
 ) -> ExternalEngine:
     """Open one of `ENGINES` for a target, which several engines and sessions may share.

@@ -44,37 +44,25 @@ class DraftCounts:
 class ExternalLoop:
     """An engine opened for one target, its drafter loaded.
 
-    Attributes:
-        block: the most positions that it appends in one forward after the prompt's.
-        steps: from a prompt, a number of tokens, counts to fill in, and the target's caches under the
-            engine's own keyword, if it has one, to the tokens of a greedy continuation; no token stops it.
+    `steps` is given a prompt, a number of tokens, counts to fill in, and the target's caches under the
+    engine's keyword, if it has one; it yields the tokens of a greedy continuation, which no token stops.
     """
 
-    block: int
+    block: int  # the most positions that it appends in one forward after the prompt's
     steps: Callable[..., Generator[int]]
 
 
 @dataclass(frozen=True)
 class LoopEntry:
-    """What is known of an engine before it is imported.
+    """What is known of an engine before it is imported."""
 
-    Attributes:
-        module: the package it needs.
-        install: what installs that.
-        open: from a target, a drafter's folder and a block (None: the engine's own) to a loop.
-        drafts: it needs a drafter's folder, and takes positions back, which caches must allow.
-        attends: it may attend by itself, past the function of the model's module that can read codes.
-        keyword: what its loop calls the target's caches; None where it has no such argument.
-        makers: names that make caches in its modules, as (module, dotted name); a maker is given the model.
-    """
-
-    module: str
-    install: str
-    open: Callable[[LoadedTarget, Any, int | None], ExternalLoop]
-    drafts: bool = True
-    attends: bool = False
-    keyword: str | None = None
-    makers: tuple[tuple[str, str], ...] = ()
+    module: str  # the package it needs
+    install: str  # what installs that
+    open: Callable[[LoadedTarget, Any, int | None], ExternalLoop]  # given a drafter's folder and a block
+    drafts: bool = True  # needs a drafter's folder, and takes positions back, which caches must allow
+    attends: bool = False  # may attend past the function of the model's module that can read codes
+    keyword: str | None = None  # what its loop calls the target's caches; None: it has no such argument
+    makers: tuple[tuple[str, str], ...] = ()  # what makes caches: module and dotted name; given the model
 
 
 @contextmanager
@@ -178,6 +166,10 @@ def verify_use(caches: Sequence[Any], at_least: int, where: str) -> None:
         )
 
 
+# Every covered class, dictionary and list with a copy of what it holds, and the default stream.
+_Looks = tuple[list[tuple[Any, dict[str, Any]]], list[tuple[list[Any], list[Any]]], mx.Stream]
+
+
 class ModelState:
     """What an engine leaves on a target during one generation: there while it runs, taken off in between.
 
@@ -207,24 +199,16 @@ class ModelState:
             self._left = self._look()
             _restore(outside)
 
-    def _look(self) -> "_Looks":
+    def _look(self) -> _Looks:
         places: list[Any] = [*self._classes, *self._roots, *map(vars, self._roots)]
         copies = [(each, dict(vars(each) if isinstance(each, type) else each)) for each in places]
         lists = [value for root in self._roots for value in root.values() if isinstance(value, list)]
-        return _Looks(copies, [(each, list(each)) for each in lists], mx.default_stream(mx.default_device()))
-
-
-@dataclass(frozen=True)
-class _Looks:
-    """Every covered class, dictionary and list with a copy of what it holds."""
-
-    places: list[tuple[Any, dict[str, Any]]]
-    lists: list[tuple[list[Any], list[Any]]]
-    stream: Any
+        return copies, [(each, list(each)) for each in lists], mx.default_stream(mx.default_device())
 
 
 def _restore(looks: _Looks) -> None:
-    for place, items in looks.places:
+    places, lists, stream = looks
+    for place, items in places:
         put, drop = (setattr, delattr) if isinstance(place, type) else (dict.__setitem__, dict.__delitem__)
         now = dict(vars(place) if isinstance(place, type) else place)
         for name in now.keys() - items.keys():
@@ -232,6 +216,6 @@ def _restore(looks: _Looks) -> None:
         for name, value in items.items():
             if now.get(name) is not value:
                 put(place, name, value)
-    for place, entries in looks.lists:
+    for place, entries in lists:
         place[:] = entries
-    mx.set_default_stream(looks.stream)
+    mx.set_default_stream(stream)

@@ -45,10 +45,9 @@ class LayerContext:
         self.buffers: list[mx.array] = []  # keys and values, or the parts of their codes
 
     def extend(self, keys: mx.array, values: mx.array, new: int) -> tuple[mx.array, mx.array, int]:
-        """Append rows [1, KV heads, new + block, head dim], the first ``new`` of which are committed.
+        """Append rows [1, KV heads, new + block, head dim], the first ``new`` are committed.
 
-        Returns:
-            Keys and values to attend to, and how many of their rows are context.
+        Returns keys and values to attend to, and how many of their rows are context.
         """
         codec = self._codec
         if codec is None:
@@ -210,17 +209,9 @@ class Attention(nn.Module):
     def __call__(
         self, block: mx.array, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext
     ) -> mx.array:
-        """One layer's attention.
+        """Attention of normalised block rows [1, B, hidden], which gives [1, B, hidden].
 
-        Args:
-            block: normalised block rows [1, B, hidden].
-            context: new context rows [1, S, hidden], S may be 0.
-            rotary: the rotary embedding.
-            angles: those of the S + B positions.
-            memory: earlier context rows; extended by S.
-
-        Returns:
-            [1, B, hidden].
+        New context rows [1, S, hidden], S may be 0, extend ``memory``; ``angles`` are of the S + B positions.
         """
         length, new = block.shape[1], context.shape[1]
         rows = mx.concatenate([context, block], axis=1) if new else block  # [1, S + B, hidden]

@@ -30,19 +30,12 @@ HEAD_DIM, WINDOW, FIRST_SLIDING_LAYER = 128, 4096, 28
 
 @dataclass(frozen=True)
 class Second:
-    """What DFlash 2 has besides.
+    """What DFlash 2 has besides."""
 
-    Attributes:
-        conv_kernel_size: block rows a convolution sees, the row itself included.
-        conv_group_size: channels that share a dynamic kernel.
-        selector_rank: width of the codebooks that score pairs of neighbours.
-        selector_top_k: candidates per position.
-    """
-
-    conv_kernel_size: int
-    conv_group_size: int
-    selector_rank: int
-    selector_top_k: int
+    conv_kernel_size: int  # block rows a convolution sees, the row itself included
+    conv_group_size: int  # channels that share a dynamic kernel
+    selector_rank: int  # width of the codebooks that score pairs of neighbours
+    selector_top_k: int  # candidates per position
 
 
 @dataclass(frozen=True)
@@ -76,9 +69,7 @@ class DFlashConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> "DFlashConfig":
         """Read a ``config.json``. Values of ``dflash_config`` go before those of the top level.
 
-        Raises:
-            ModelError: a field is missing or of the wrong kind, or names an architecture this network does
-                not have.
+        ModelError where a field is missing, of the wrong kind, or says what this network does not have.
         """
         kind = _kind(raw)
         nested = raw.get("dflash_config") or {}

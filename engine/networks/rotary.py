@@ -41,19 +41,12 @@ LARGEST = 1e18  # of any number here: at some length of a sequence larger ones w
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """Which rotation: a type of transformers, its base, and the fields that type reads.
+    """Which rotation: a type of transformers, its base, and the fields that type reads."""
 
-    Attributes:
-        kind: one of the keys of `NEEDED`.
-        theta: the base.
-        positions: ``max_position_embeddings``.
-        fields: numbers (``truncate`` a bool, the factors of longrope tuples) by transformers' names.
-    """
-
-    kind: str
-    theta: float
-    positions: int
-    fields: Mapping[str, Any]
+    kind: str  # one of the keys of `NEEDED`
+    theta: float  # the base
+    positions: int  # ``max_position_embeddings``
+    fields: Mapping[str, Any]  # by transformers' names; the factors of longrope are tuples
 
     def frequencies(self, dim: int, length: int) -> list[float]:
         """ω of each pair, [dim / 2], in radians a position, for a sequence of ``length`` positions."""
@@ -123,8 +116,7 @@ def _mscale(factor: float, weight: float) -> float:
 def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
     """Read ``rope_scaling`` or ``rope_parameters`` of a drafter's config.json, and the base there or outside.
 
-    Raises:
-        ModelError: the type is not known, or a field is missing, unknown or of the wrong kind.
+    ModelError where the type is not known, or a field is missing, unknown or of the wrong kind.
     """
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping):
@@ -180,17 +172,12 @@ def _factors(name: str, value: Any, head_dim: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Angles:
-    """How far rows at consecutive positions are turned.
+    """How far rows at consecutive positions are turned."""
 
-    Attributes:
-        first: position of the first row.
-        periods: 1 / ω, [head dim / 2].
-        turns: cosines and sines, each [rows, 2, head dim / 2], the attention factor included, the sines
-            negative in the first half; None where one kernel does it all.
-    """
-
-    first: int
-    periods: mx.array
+    first: int  # position of the first row
+    periods: mx.array  # 1 / ω, [head dim / 2]
+    # Cosines and sines, each [rows, 2, head dim / 2], the attention factor included, the sines negative in
+    # the first half; None where one kernel does it all.
     turns: tuple[mx.array, mx.array] | None
 
     def part(self, start: int, stop: int | None = None) -> "Angles":

@@ -1,21 +1,21 @@
 """What ``--kv restored:SOURCE`` needs, opened and checked before any work.
 
 The source ``learned`` needs a projector and the DFlash network it was trained with, whether or not that
-network also drafts. For the shipped target both are shipped. Otherwise the projector's folder is given, and
-the network is that of ``--drafter``, or of the folder ``drafter`` beside the projector's, or the shipped one.
+network also drafts. For the shipped target both are shipped. Otherwise the projector's folder is given; the
+network is that of ``--drafter``, or of the folder ``drafter`` next to the projector's, or the shipped one.
 """
 
 from pathlib import Path
 
 from engine.cache.policy import KVPolicy
 from engine.drafters.block import BlockDrafter
-from engine.drafters.registry import WITH_LOOKUP
+from engine.drafters.registry import WITH_LOOKUP, split_policy
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.projector import DrafterFeatures, Projector, ProjectorConfig
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
 from engine.restoration.sources import LEARNED, Learned
-from engine.target.folder import ModelCard, card_of, read_json, weight_files
+from engine.target.folder import card_of, read_json, weight_files
 from engine.target.loading import (
     SHIPPED,
     SHIPPED_DRAFTER,
@@ -27,10 +27,10 @@ from engine.target.loading import (
     make_ready,
 )
 from engine.target.model import Target
+from evidence_format.model import Model
 from evidence_format.weights import digest
 
 SHIPPED_PROJECTOR = SHIPPED / "projector"
-BESIDE = "drafter"
 
 
 def open_restoration(
@@ -55,7 +55,7 @@ def open_restoration(
         seed: of the source ``noise``.
 
     Raises:
-        ConfigurationError: the projector, or its drafter, is not said, or is said and not needed.
+        ConfigurationError: the projector, or its drafter, is not named, or is named and not needed.
         ModelError: keys and values of a layer cannot be restored, or a folder cannot be used.
         DrafterMismatchError: the projector was trained for another target, or with another drafter.
     """
@@ -83,13 +83,7 @@ def open_restoration(
 def load_learned(
     folder: Path, target: LoadedTarget, drafter: str | None = None, dtype: str | None = None
 ) -> Learned:
-    """Load a projector and the drafter network it was trained with.
-
-    Raises:
-        ConfigurationError: that network is neither in ``drafter``, nor beside the projector, nor shipped.
-        ModelError: a folder cannot be used.
-        DrafterMismatchError: the projector was trained for another target, or with another drafter.
-    """
+    """Load a projector and the drafter network it was trained with; raises as `open_restoration` does."""
     files = weight_files(folder)
     config = ProjectorConfig.from_dict(read_json(folder / "config.json"))
     _refuse_other("target", config.target, target.card.weights_sha256)
@@ -105,13 +99,8 @@ def load_learned(
     return Learned(features, projector, card_of(folder, files, projector))
 
 
-def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[DrafterFeatures, ModelCard]:
-    """The features of a DFlash drafter's folder, and the drafter's card.
-
-    Raises:
-        ModelError: the folder does not hold a DFlash or DFlash 2 drafter.
-        DrafterMismatchError: it was made for another target.
-    """
+def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[DrafterFeatures, Model]:
+    """The features of a folder's DFlash drafter, and its card; ModelError if it holds none for the target."""
     loaded = load_drafter(folder, target, dtype)
     if not isinstance(loaded.drafter, BlockDrafter) or loaded.card is None:
         raise ModelError(f"{folder} holds no DFlash drafter")
@@ -119,29 +108,23 @@ def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[Drafte
 
 
 def _drafter_folder(projector: Path, config: ProjectorConfig, drafter: str | None) -> Path:
-    """Where the projector's drafter is: in ``--drafter``, beside the projector, or it is the shipped one."""
-    named = Path((drafter or "").removeprefix(WITH_LOOKUP).removeprefix("dflash:").removeprefix("dflash2:"))
-    beside = projector.resolve().parent / BESIDE
-    found = {}
-    for folder in (beside, named):
-        if folder != Path() and (folder / "config.json").is_file():
-            found[digest(weight_files(folder))] = folder
-    if config.drafter not in found and _is_shipped(config.drafter):
-        return SHIPPED_DRAFTER
-    if not found:
+    """Where the projector's drafter is: in ``--drafter``, next to the projector, or it is the shipped one."""
+    spec = split_policy(drafter or "")[0].removeprefix(WITH_LOOKUP)
+    named = Path(spec.removeprefix("dflash:").removeprefix("dflash2:"))
+    neighbour = projector.resolve().parent / "drafter"
+    folders = [each for each in (neighbour, named) if each != Path() and (each / "config.json").is_file()]
+    found = {digest(weight_files(each)): each for each in folders}
+    if config.drafter not in found:
+        shipped = (SHIPPED_DRAFTER / "config.json").is_file()
+        if shipped and digest(weight_files(SHIPPED_DRAFTER)) == config.drafter:
+            return SHIPPED_DRAFTER
+        if found:
+            _refuse_other("drafter", config.drafter, list(found)[-1])
         raise ConfigurationError(
             f"{projector} needs the DFlash drafter it was trained with; give it as --drafter "
-            f"(with --block 1 it does not draft), or put it at {beside}"
+            f"(with --block 1 it does not draft), or put it at {neighbour}"
         )
-    if config.drafter not in found:
-        _refuse_other("drafter", config.drafter, list(found)[-1])
     return found[config.drafter]
-
-
-def _is_shipped(drafter: str) -> bool:
-    """Whether a digest is that of the shipped drafter's weights."""
-    there = (SHIPPED_DRAFTER / "config.json").is_file()
-    return there and digest(weight_files(SHIPPED_DRAFTER)) == drafter
 
 
 def _refuse_other(what: str, wanted: str, found: str) -> None:

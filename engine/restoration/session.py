@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from engine.cache.policy import RestoredKV
 from engine.restoration.sites import sites_of
-from engine.restoration.sources import HEARD, LEARNED, FromDrafter, Learned, Rows, Source
+from engine.restoration.sources import CONTROLS, LEARNED, Exact, FromDrafter, Learned, Rows
 from engine.target.model import HiddenStateHooks, Target
 
 SHORTEST = 8  # positions of a chunk, at least
@@ -26,21 +26,13 @@ PER_WINDOW = 4  # chunks a window holds otherwise
 
 @dataclass(frozen=True)
 class RestorationPlan:
-    """How evicted positions are restored; `engine.restoration.loading` makes it.
+    """How evicted positions are restored; `engine.restoration.loading` makes it."""
 
-    Attributes:
-        source: exact, learned, zeros or noise.
-        sink: positions at the beginning that stay.
-        window: newest positions that stay.
-        learned: what the source ``learned`` needs; None for the others.
-        seed: of the source ``noise``.
-    """
-
-    source: str
-    sink: int
-    window: int
-    learned: Learned | None = None
-    seed: int = 0
+    source: str  # exact, learned, zeros or noise
+    sink: int  # positions at the beginning that stay
+    window: int  # newest positions that stay
+    learned: Learned | None = None  # what the source `learned` needs
+    seed: int = 0  # of the source `noise`
 
     @property
     def chunk(self) -> int:
@@ -64,26 +56,29 @@ def restoration_for(
 
 
 @dataclass
-class _Part:
-    """Positions in a row whose turn has not come."""
+class _Pending:
+    """Positions in a row that are still within the window, and what the source keeps of them."""
 
     start: int
-    count: int
     rows: Rows
 
+    @property
+    def count(self) -> int:
+        return int(self.rows[0].shape[0])
+
     def cut(self, count: int) -> Rows:
-        """Take the first positions out."""
+        """Remove the first positions, and return what was kept of them."""
         first = [row[:count] for row in self.rows]
         self.rows = [row[count:] for row in self.rows]
-        self.start, self.count = self.start + count, self.count - count
+        self.start += count
         return first
 
 
 class Restoration:
-    """Hears the prefill of one sequence and overwrites its caches. Close it to restore the model."""
+    """Records the prefill of one sequence and overwrites its caches. Close it to restore the model."""
 
     def __init__(self, plan: RestorationPlan, target: Target, layers: Sequence[int]) -> None:
-        """Listen to the target; ``layers`` have caches of the kind `RestoredKV`.
+        """Hook the target; ``layers`` have caches of the kind `RestoredKV`.
 
         Raises:
             ModelError: keys and values of a layer cannot be restored.
@@ -91,18 +86,18 @@ class Restoration:
         """
         self._target, self._sites = target, sites_of(target.model, layers)
         self._sink, self._window, self.chunk = plan.sink, plan.window, plan.chunk
-        self._source: Source
+        self._source: Exact
         if plan.source == LEARNED and plan.learned is not None:
             self._source = FromDrafter(target, self._sites, plan.learned)
-        elif plan.source in HEARD:
-            self._source = HEARD[plan.source](self._sites, plan.seed)
+        elif plan.source in CONTROLS:
+            self._source = CONTROLS[plan.source](self._sites, plan.seed)
         else:
             raise ValueError(f"nothing restores from {plan.source!r}")
         self.start()
 
     def start(self) -> None:
         """Forget the sequence."""
-        self._parts: list[_Part] = []
+        self._pending: list[_Pending] = []
         self._end = 0  # behind the newest position that is restored
         self._source.start()
 
@@ -121,17 +116,16 @@ class Restoration:
         Returns:
             The tapped rows [1, N, K·hidden], or None without taps.
         """
-        with self._source.listening():
+        with self._source.recording():
             _, rows = self._target.forward(tokens, caches, taps)
-        self._parts.append(_Part(position, new, self._source.heard(new)))
+        self._pending.append(_Pending(position, self._source.recorded(new)))
         limit = position + new - self._window  # positions before it are evicted
-        while self._parts and self._parts[0].start < limit:
-            part = self._parts[0]
-            start = part.start
+        while self._pending and self._pending[0].start < limit:
+            part = self._pending[0]
+            start, surplus = part.start, max(self._sink - part.start, 0)
             evicted = part.cut(min(limit - start, part.count))
             if not part.count:
-                self._parts.pop(0)
-            surplus = max(self._sink - start, 0)
+                self._pending.pop(0)
             self._overwrite(caches, start + surplus, [row[surplus:] for row in evicted])
         return rows
 
@@ -141,24 +135,23 @@ class Restoration:
             return
         for site, (keys, values) in zip(self._sites, self._source.rows(kept), strict=True):
             cache = caches[site.layer]
-            cache.overwrite(start, *site.place(keys, values, start, cache.keys.shape[1]))
+            cache.overwrite(start, *site.placed(keys[None], values[None], start, cache.keys.shape[1]))
         self._end = start + kept[0].shape[0]
 
     @property
     def waiting(self) -> list[Rows]:
-        """What is kept of positions whose turn has not come."""
-        return [part.rows for part in self._parts]
+        """What is kept of positions within the window."""
+        return [part.rows for part in self._pending]
 
     def rewind(self, length: int) -> bool:
         """Go back to the first ``length`` positions; False where some of their window are restored."""
         if self._end > max(length - self._window, 0):
             return False
-        for part in self._parts:
+        for part in self._pending:
             part.rows = [row[: max(length - part.start, 0)] for row in part.rows]
-            part.count = min(part.count, max(length - part.start, 0))
-        self._parts = [part for part in self._parts if part.count]
+        self._pending = [part for part in self._pending if part.count]
         return True
 
     def close(self) -> None:
-        """Give the target's modules their classes back. Closing twice does nothing."""
+        """Restore the target's modules. Closing twice does nothing."""
         self._source.close()

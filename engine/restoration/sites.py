@@ -18,32 +18,28 @@ from engine.errors import ModelError
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What attention modules of a name have in common.
+class AttentionKind:
+    """What attention modules of a name have in common."""
 
-    Attributes:
-        scale: the attribute that queries are multiplied with.
-        keys_first: keys are rotated before queries are.
-        sinks: scores beside those of the positions, one a head, are in ``sinks``.
-    """
-
-    scale: str = "scale"
-    keys_first: bool = False
-    sinks: bool = False
+    scale: str = "scale"  # the attribute that queries are multiplied with
+    keys_first: bool = False  # keys are rotated before queries are
+    sinks: bool = False  # it has scores besides those of the positions, one a head, in `sinks`
 
 
 # By module and class of mlx-lm's attention; the tests go through this table.
-KINDS: dict[str, Kind] = {
-    "gemma3_text.Attention": Kind(),
-    "gemma4_text.Attention": Kind(keys_first=True),
-    "gpt_oss.AttentionBlock": Kind(scale="sm_scale", sinks=True),
-    "llama.Attention": Kind(),
-    "qwen2.Attention": Kind(),
-    "qwen3.Attention": Kind(),
-    "qwen3_moe.Attention": Kind(),
-    "qwen3_next.Qwen3NextAttention": Kind(),
+KINDS: dict[str, AttentionKind] = {
+    "gemma3_text.Attention": AttentionKind(),
+    "gemma4_text.Attention": AttentionKind(keys_first=True),
+    "gpt_oss.AttentionBlock": AttentionKind(scale="sm_scale", sinks=True),
+    "llama.Attention": AttentionKind(),
+    "qwen2.Attention": AttentionKind(),
+    "qwen3.Attention": AttentionKind(),
+    "qwen3_moe.Attention": AttentionKind(),
+    "qwen3_next.Qwen3NextAttention": AttentionKind(),
 }
-UNSTEADY = "DynamicNTKScalingRoPE"  # rotates by the length of the sequence, so rows cannot be rotated later
+VARYING_ROPE = (
+    "DynamicNTKScalingRoPE"  # rotates by the length of the sequence, so rows cannot be rotated later
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class Site:
 
     layer: int
     attention: Any
-    kind: Kind
+    kind: AttentionKind
 
     @property
     def projections(self) -> tuple[Any, ...]:
@@ -65,22 +61,18 @@ class Site:
         found = [int(projection.weight.shape[0]) for projection in self.projections]
         return found[0], found[-1]
 
-    def place(self, keys: mx.array, values: mx.array, start: int, heads: int) -> tuple[mx.array, mx.array]:
+    def placed(self, keys: mx.array, values: mx.array, start: int, heads: int) -> tuple[mx.array, mx.array]:
         """Rows as attention reads them.
 
         Args:
-            keys: as the key projection gives them, [N, heads · head dim].
-            values: as the value projection does, [N, heads · value dim].
+            keys: as the key projection gives them, [S, N, heads · head dim].
+            values: as the value projection does, [S, N, heads · value dim].
             start: position of the first row; the others follow.
             heads: KV heads.
 
         Returns:
-            Keys and values [1, heads, N, head dim].
+            Keys and values [S, heads, N, head dim].
         """
-        return self.placed(keys[None], values[None], start, heads)
-
-    def placed(self, keys: mx.array, values: mx.array, start: int, heads: int) -> tuple[mx.array, mx.array]:
-        """As `place`, for several sequences at once: [S, N, heads · dim] to [S, heads, N, dim]."""
         keys, values = (rows.reshape(*rows.shape[:2], heads, -1) for rows in (keys, values))
         if "k_norm" in self.attention:
             keys = self.attention.k_norm(keys)
@@ -101,14 +93,13 @@ def sites_of(model: Any, layers: Sequence[int]) -> list[Site]:
 
 def _site(block: Any, layer: int) -> Site:
     attention: Any = getattr(block, "self_attn", {})
-    plain = type(attention)
-    name = f"{plain.__module__.rsplit('.', 1)[-1]}.{plain.__name__}"
+    name = f"{type(attention).__module__.rsplit('.', 1)[-1]}.{type(attention).__name__}"
     if name not in KINDS or "k_proj" not in attention:
         raise ModelError(
             f"keys and values of layer {layer} ({name}) cannot be restored; this is known of "
             f"{', '.join(KINDS)}"
         )
-    if type(attention.rope).__name__ == UNSTEADY:
+    if type(attention.rope).__name__ == VARYING_ROPE:
         raise ModelError(
             f"keys of layer {layer} cannot be restored: they are rotated by the length of the text by then"
         )

@@ -15,7 +15,7 @@ import hmac
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -167,7 +167,7 @@ class AccessGuard:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        if UNSUPPORTED_PATHS.fullmatch(path):
+        if UNSUPPORTED_PATHS.match(path):
             raise unsupported(f"{record.method} {path}")
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if record.method == "POST" and path in BODY_PATHS and media_type != "application/json":
@@ -222,41 +222,30 @@ class BoundedProtocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-        """Start the deadline."""
+        """Wait for the first request."""
         super().connection_made(transport)
         if len(self.connections) > self.most:
             transport.abort()
-            return
-        self._watch()
+        self._wait_for_head()
 
-    def data_received(self, data: bytes) -> None:
-        """Stop the deadline where a request has started with these data."""
-        super().data_received(data)
-        self._watch()
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the deadline."""
-        self._stop_watching()
+        """Wait no more."""
         super().connection_lost(exc)
-
-    @property
-    def _between_requests(self) -> bool:
-        return self.cycle is None or bool(self.cycle.response_complete)
-
-    def _watch(self) -> None:
-        if not self._between_requests:
-            self._stop_watching()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(self.head_s, self._expire)
-
-    def _stop_watching(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = None
+
+    def _wait_for_head(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(self.head_s, self._expire)
 
     def _expire(self) -> None:
-        self._deadline = None
-        if self._between_requests:
+        if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 
 
@@ -326,8 +315,8 @@ def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
     @api.get("/v1/models/{identifier}", responses=_refusals(400, 401, 403, 404), dependencies=KEYED)
     async def model(identifier: Annotated[str, Path(max_length=200)]) -> ModelReply:
         """One of them."""
-        entry, _ = service.registry.resolve(identifier)
-        return next(card for card in _cards(service, entry) if card.id == identifier)
+        entry, channel = service.registry.resolve(identifier)
+        return _cards(service, entry, {identifier: channel.name})[0]
 
     @api.get("/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
@@ -359,10 +348,16 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def cards(service: Service) -> list[ModelReply]:
     """Describe every id that a request may name."""
-    return [card for entry in service.registry.entries for card in _cards(service, entry)]
+    found = []
+    for entry in service.registry.entries:
+        ids = {entry.name: entry.default_channel}
+        ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
+        found += _cards(service, entry, ids)
+    return found
 
 
-def _cards(service: Service, entry: ModelEntry) -> list[ModelReply]:
+def _cards(service: Service, entry: ModelEntry, ids: Mapping[str, str]) -> list[ModelReply]:
+    """Describe ids of one model, each with its channel."""
     why_not = None
     try:
         locate(entry, Places.of_machine())
@@ -373,12 +368,11 @@ def _cards(service: Service, entry: ModelEntry) -> list[ModelReply]:
         "target": str(entry.target),
         "drafter": str(entry.drafter) if entry.drafter else None,
         "kv_channels": list(entry.channels),
+        "kv_policies": [each.text for each in service.registry.requests],
         "here": why_not is None,
         "why_not": why_not,
         "loaded": entry.name in service.scheduler.stats.models,
     }
-    ids = {entry.name: entry.default_channel}
-    ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
     default = service.registry.default
     return [
         ModelReply(
@@ -415,14 +409,12 @@ def _add_error_handlers(api: FastAPI) -> None:
         request.state.record.error = refusal.code
         return JSONResponse(refusal.document(), refusal.status, refusal.headers)
 
-    for kind in (Refusal, EngineError, RequestValidationError, HTTPException, Exception):
+    for kind in (EngineError, RequestValidationError, HTTPException, Exception):
         api.add_exception_handler(kind, refuse)
 
 
 def _refusal(request: Request, error: Exception) -> Refusal:
     match error:
-        case Refusal():
-            return error
         case EngineError():
             return refusal_of(error)
         case RequestValidationError():

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.decode import Step
 from engine.detokenize import text_of
+from engine.external_engines.strategies import DraftCounts
 from engine.logprobs import TokenLogprob
 from engine.server import schema
 from engine.server.parsing import OutputParser, ParsedText
@@ -147,26 +148,30 @@ class ResponseBuilder(ABC):
         """Describe how the answer was made."""
         outcome = ended.outcome
         verified = [each for each in outcome.rounds if each.block > 1]
-        accepted = sum(each.accepted for each in verified)
+        drafted = sum(each.block - 1 for each in verified)
+        counts = ended.external_counts or DraftCounts(len(verified), sum(each.accepted for each in verified))
         decoded, coded = len(self.tokens) - 1, None
         speed = round(decoded / outcome.decode_s, 3) if outcome.decode_s > 0 and decoded else None
         wants_tokens, wants_rounds = self._request.return_token_ids, self._request.return_rounds
         rounds = [(r.block, r.accepted, round(r.draft_s, 7), round(r.verify_s, 7)) for r in outcome.rounds]
         if (use := outcome.kv) is not None:
             coded = schema.CodedValues(layers=list(use.layers), values=use.values, bytes=use.nbytes)
+        length = counts.acceptance_length
         return schema.Provenance(
             model=self._model.entry.name,
             kv_channel=self.decoded.channel.name,
             kv_policy=self.decoded.channel.policy.spec,
+            engine=ended.engine,
+            fallback_from=ended.fallback_from,
             drafter=ended.drafter,
             block=ended.block,
-            speculation=bool(verified),
+            speculation=counts.rounds > 0,
             why_off=ended.why_off,
-            verify_rounds=len(verified),
+            verify_rounds=counts.rounds,
             plain_steps=len(outcome.rounds) - len(verified),
-            drafted=sum(each.block - 1 for each in verified),
-            accepted=accepted,
-            acceptance_length=round(accepted / len(verified) + 1, 4) if verified else None,
+            drafted=drafted if ended.external_counts is None else None,
+            accepted=counts.accepted,
+            acceptance_length=length if length is None else round(length, 4),
             drafter_forwards=outcome.drafter_forwards,
             cached_tokens=ended.cached_tokens,
             queue_s=round(ended.queue_s, 6),
@@ -174,6 +179,7 @@ class ResponseBuilder(ABC):
             decode_s=round(outcome.decode_s, 6),
             decode_tokens_per_s=speed,
             resident_bytes=outcome.resident_bytes,
+            drafter_resident_bytes=outcome.drafter_resident_bytes,
             cache_classes=dict(outcome.cache_classes),
             cache_strategy=ended.cache_strategy,
             token_ids=self.tokens if wants_tokens else None,

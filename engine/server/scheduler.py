@@ -274,10 +274,16 @@ class Scheduler:
     def _begin(self, job: DecodeJob) -> ActiveSequence:
         request, model = job.request, job.lease.granted.result()
         model.check(request)
-        if model.external is not None:
+        obstacle, external = model.obstacle(request), model.external
+        if external is not None and obstacle is None:
             caches: list[Any] = []
-            events = decode_externally(request, model.target, model.external, caches, submitted=job.submitted)
+            drafter = model.external_drafter
+            events = decode_externally(
+                request, model.target, external, caches, drafter=drafter, submitted=job.submitted
+            )
             return ActiveSequence(events, caches=caches)
+        if obstacle is not None:
+            logger.warning("%s: %s; decoding plainly", model.entry.name, obstacle)
         open_session = partial(model.open_session, request)
         cached = self._sessions.take(model.key(request), request.prompt, open_session)
         events = decode_in_session(
@@ -288,6 +294,7 @@ class Scheduler:
             chunk=self._limits.chunk,
             submitted=job.submitted,
             why_off=model.why_off(request),
+            fallback_from=None if external is None else external.name,
         )
         return ActiveSequence(events, cached)
 

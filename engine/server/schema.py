@@ -49,7 +49,7 @@ ERRORS = {
 }
 
 
-class Refusal(Exception):
+class Refusal(ConfigurationError):
     """Ends a request with a status and an error document; `param` is the request's wrong field."""
 
     def __init__(
@@ -62,24 +62,12 @@ class Refusal(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.param, self.code = status, param, code
         self.headers = dict(headers or {})
 
     def document(self) -> dict[str, Any]:
         kind, _ = ERRORS.get(self.status, ERRORS[400])
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-
-class FieldError(ConfigurationError):
-    """A field of a request does not go together with the model."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
-
-
-class UnsupportedError(FieldError):
-    """A field asks for something that the model's engine lacks."""
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 class ShuttingDownError(GenerationError):
@@ -97,6 +85,8 @@ def unsupported(what: str, param: str | None = None) -> Refusal:
 def refusal_of(error: EngineError, param: str | None = None) -> Refusal:
     """Turn an error of the engine into a refusal; `param` names the field where the error does not."""
     match error:
+        case Refusal():
+            return error
         case ShuttingDownError():
             return Refusal(503, str(error), code="shutting_down")
         case UnknownModel():
@@ -105,10 +95,7 @@ def refusal_of(error: EngineError, param: str | None = None) -> Refusal:
             return Refusal(500, str(error), code="model_unusable")
         case PromptError():
             return invalid(param or "messages", str(error), code="invalid_prompt")
-        case UnsupportedError():
-            return Refusal(501, str(error), param=error.field, code="unsupported_feature")
         case InputError():
-            param = error.field if isinstance(error, FieldError) else param
             return Refusal(400, str(error), param=param, code="invalid_value")
     return Refusal(500, str(error), code="generation_failed")
 
@@ -142,7 +129,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 ANSWER_FIELDS = ("annotations", "audio", "function_call")
 CONTENT_TYPES = ("image_url", "input_image", "image", "input_audio", "file", "video_url")
 UNSUPPORTED_PATHS = re.compile(
-    "/v1/(responses|embeddings|moderations|images|audio|files|batches|fine_tuning|assistants|threads)(/.*)?"
+    r"/v1/(responses|embeddings|moderations|images|audio|files|batches|fine_tuning|assistants|threads)(/|\Z)"
 )
 
 
@@ -468,19 +455,24 @@ class Provenance(Reply):
 
     Attributes:
         kv_policy: the channel, written out.
+        engine: which decoded: kakeya, or the model's external engine.
+        fallback_from: the model's external engine, where kakeya decoded because that one cannot.
         drafter: None for plain decoding.
         block: tokens of a verify forward, or auto.
         speculation: whether drafts were verified.
         why_off: why none were; None where they were.
         verify_rounds: forwards over a block.
-        plain_steps: forwards over one token.
-        acceptance_length: tokens emitted a verify round; None without one.
+        plain_steps: forwards over one token; 0 where an external engine drafts, which does not tell.
+        drafted: None where an external engine drafts, which does not tell.
+        accepted: drafts that were confirmed, as the engine counts them.
+        acceptance_length: tokens emitted a verify round; None without one, see why_off.
         cached_tokens: tokens of the prompt that were not computed again.
         queue_s: until the first work on it.
         prefill_s: from there to the first token.
         decode_s: from the first token to the last.
         decode_tokens_per_s: None for a single token.
-        resident_bytes: of keys and values at the end.
+        resident_bytes: of the target's keys and values at the end.
+        drafter_resident_bytes: of what the drafter keeps of the text; 0 without one.
         cache_classes: of the layers' caches, with their counts.
         cache_strategy: how an external engine was given the channel's caches.
         rounds: [block, accepted, draft_s, verify_s] of every forward after the prompt's, where asked for.
@@ -491,13 +483,15 @@ class Provenance(Reply):
     model: str
     kv_channel: str
     kv_policy: str
+    engine: str
+    fallback_from: str | None = _omitted()
     drafter: str | None
     block: int | str | None
     speculation: bool
     why_off: str | None
     verify_rounds: int
     plain_steps: int
-    drafted: int
+    drafted: int | None
     accepted: int
     acceptance_length: float | None
     drafter_forwards: int
@@ -507,6 +501,7 @@ class Provenance(Reply):
     decode_s: float
     decode_tokens_per_s: float | None
     resident_bytes: int
+    drafter_resident_bytes: int
     cache_classes: dict[str, int]
     cache_strategy: str | None = _omitted()
     token_ids: list[int] | None = _omitted()

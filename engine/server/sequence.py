@@ -17,14 +17,17 @@ from engine.decode import Processor, Step
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
 from engine.external_engines.engine import ExternalEngine
+from engine.external_engines.strategies import DraftCounts
 from engine.generate import Outcome, SamplingOptions, generate_in_session
 from engine.grammar import Grammar
 from engine.registry import Channel
 from engine.sampling import Sampling
-from engine.server.schema import Drafting, UnsupportedError
+from engine.server.schema import Drafting, unsupported
 from engine.session import Session
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
+
+OUR_ENGINE = "kakeya"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,10 @@ class DecodeFinished:
     why_off: str | None
     queue_s: float
     cached_tokens: int = 0
-    cache_strategy: str | None = None
+    engine: str = OUR_ENGINE
+    fallback_from: str | None = None  # the model's external engine, where it cannot decode this request
+    cache_strategy: str | None = None  # of an external engine
+    external_counts: DraftCounts | None = None  # of an external engine that drafts
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ def decode_in_session(
     chunk: int,
     submitted: float,
     why_off: str | None,
+    fallback_from: str | None = None,
 ) -> Generator[Event]:
     """Decode a request in a session of its target.
 
@@ -98,6 +105,7 @@ def decode_in_session(
         chunk: prompt positions a turn.
         submitted: when the request came, by `perf_counter`.
         why_off: why nothing will be drafted; None where something may be.
+        fallback_from: the external engine that cannot decode the request.
     """
     started = perf_counter()
     drafter, total = session.drafter, len(request.prompt)
@@ -144,6 +152,7 @@ def decode_in_session(
         why_off=why_off,
         queue_s=started - submitted,
         cached_tokens=cached,
+        fallback_from=fallback_from,
     )
 
 
@@ -158,12 +167,7 @@ def _processors(request: DecodeRequest) -> tuple[Processor, ...]:
 
 
 def check_external_request(engine: ExternalEngine, request: DecodeRequest) -> None:
-    """Refuse what an external engine does not do.
-
-    Raises:
-        UnsupportedError: a field asks for more than greedy decoding.
-        ConfigurationError: the engine cannot serve the channel.
-    """
+    """Raise Refusal for a field that asks for more than greedy decoding."""
     asked = {
         "temperature": not request.sampling.greedy,
         "logprobs": request.logprobs is not None,
@@ -174,8 +178,7 @@ def check_external_request(engine: ExternalEngine, request: DecodeRequest) -> No
     } | dict.fromkeys(request.penalties, True)
     for name, given in asked.items():
         if given:
-            raise UnsupportedError(name, f"{name} is not supported with the engine {engine.name}")
-    engine.refuse(request.channel.policy)
+            raise unsupported(f"{name} with the engine {engine.name}", name)
 
 
 def decode_externally(
@@ -184,6 +187,7 @@ def decode_externally(
     engine: ExternalEngine,
     caches: list[Any],
     *,
+    drafter: str | None,
     submitted: float,
 ) -> Generator[Event]:
     """Decode a request that `check_external_request` let pass, with the channel's caches in the engine.
@@ -192,7 +196,8 @@ def decode_externally(
         request: what to decode.
         target: the engine's.
         engine: decodes.
-        caches: gets the caches that the engine is given.
+        caches: filled with the caches that the engine is given.
+        drafter: the engine's; None where it does not draft.
         submitted: when the request came, by `perf_counter`.
     """
     started, policy = perf_counter(), request.channel.policy
@@ -200,7 +205,8 @@ def decode_externally(
     stops = Stops(target.stops, request.stop_texts, target.tokenizer)
     stops.start(request.prompt)
     yield PrefillProgress(0, len(request.prompt))
-    steps: Any = engine.generate(request.prompt, request.max_tokens, policy, caches=caches)
+    counts = DraftCounts()
+    steps: Any = engine.generate(request.prompt, request.max_tokens, policy, caches=caches, counts=counts)
     with closing(steps):
         for token in steps:
             first = first or perf_counter()
@@ -226,9 +232,21 @@ def decode_externally(
     )
     yield DecodeFinished(
         outcome=outcome,
-        drafter=None,
+        drafter=drafter,
         block=None,
-        why_off=f"the engine {engine.name} decodes this model",
+        why_off=_external_why_off(engine.name, drafter, counts, len(tokens)),
         queue_s=started - submitted,
+        engine=engine.name,
+        external_counts=None if drafter is None else counts,
         cache_strategy=engine.strategy_for(policy),
     )
+
+
+def _external_why_off(engine: str, drafter: str | None, counts: DraftCounts, tokens: int) -> str | None:
+    if drafter is None:
+        return f"the engine {engine} decodes this model without a drafter"
+    if counts.rounds:
+        return None
+    if tokens == 1:
+        return "the answer ended with its first token"
+    return f"the engine {engine} reports no verify rounds"

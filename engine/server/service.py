@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from engine.decode import Step
 from engine.errors import EngineError
-from engine.registry import CHANNELS, Channel, Registry
+from engine.registry import LONGEST_POLICY, Channel, Registry
 from engine.sampling import Sampling
 from engine.server.metrics import RequestRecord
 from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompt
@@ -41,11 +41,11 @@ RETRY_S = 2  # when a client that was refused for a full queue may try again
 KEEPALIVE_S = 5.0
 PAUSE_S = 0.025  # between chunks, so that a fast model is not slowed down by sending single tokens
 DONE = b"data: [DONE]\n\n"
-STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 BUG = Refusal(500, "this is a bug in the server; its log says more", code="bug")
 
 Message = MutableMapping[str, Any]
@@ -82,11 +82,10 @@ class EventQueue:
 
     async def pause(self, seconds: float) -> None:
         """Wait so long, or until the last event comes."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not (self._events and isinstance(self._events[-1], DecodeFinished | DecodeFailed)):
-                    await self._wake.wait()
-                    self._wake.clear()
+        await self._wait(
+            lambda: bool(self._events) and isinstance(self._events[-1], DecodeFinished | DecodeFailed),
+            seconds,
+        )
 
     async def next(self, seconds: float | None = None) -> list[Event]:
         """Return the events there are, at least one; none after a timeout.
@@ -96,12 +95,7 @@ class EventQueue:
         """
         self._waiting = True
         try:
-            async with asyncio.timeout(seconds):
-                while not self._events:  # it may be woken late, for an event that was returned already
-                    await self._wake.wait()
-                    self._wake.clear()
-        except TimeoutError:
-            return []
+            await self._wait(lambda: bool(self._events), seconds)
         finally:
             self._waiting = False
         found: list[Event] = []
@@ -111,6 +105,13 @@ class EventQueue:
                 raise event.error
             found.append(event)
         return found
+
+    async def _wait(self, ready: Callable[[], bool], seconds: float | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not ready():  # it may be woken late, for an event that was returned already
+                    await self._wake.wait()
+                    self._wake.clear()
 
 
 class Service:
@@ -139,8 +140,10 @@ class Service:
             Refusal: the request cannot be answered.
         """
         channel = request.kv_channel
-        if channel is not None and channel not in CHANNELS:
-            raise invalid("kv_channel", f"kv_channel {ascii(channel)[:100]} is none of {', '.join(CHANNELS)}")
+        known = self.registry.channels
+        spelled = channel is not None and ":" in channel and len(channel) <= LONGEST_POLICY
+        if channel is not None and channel not in known and not spelled:  # 400, where an id has 404
+            raise invalid("kv_channel", f"kv_channel {ascii(channel)[:100]} is none of {', '.join(known)}")
         with refusing("model" if channel is None else "kv_channel"):
             entry, resolved = self.registry.resolve(request.model or self.registry.default, channel)
         if self.closing:
@@ -296,8 +299,6 @@ class CompletionResponse(Response):
             async with self._service.job(self._request, self._record) as (builder, events):
                 answer = self._stream if self._request.stream else self._whole
                 await answer(send, builder, events)
-        except Refusal as refusal:
-            await self._refuse(send, refusal)
         except EngineError as error:
             await self._refuse(send, refusal_of(error))
         except TimeoutError:  # the client accepts nothing
@@ -313,17 +314,16 @@ class CompletionResponse(Response):
             if isinstance(ended := batch[-1], DecodeFinished):
                 body = builder.complete(ended).model_dump_json().encode()
                 self._note(builder, ended)
-                await self._start(
-                    send, 200, {"content-type": "application/json", "content-length": str(len(body))}
-                )
-                await send({"type": "http.response.body", "body": body})
+                self._started, self._record.status = True, 200
+                await Response(body, media_type="application/json")({"type": "http"}, _nothing, send)
                 return
             if self._record.first_s is not None:
                 await events.pause(PAUSE_S)
 
     async def _stream(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
         batch = await events.next(KEEPALIVE_S)
-        await self._start(send, 200, STREAM_HEADERS)
+        self._started, self._record.status = True, 200
+        await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
         body = _framed(builder.begin())
         while not (batch and isinstance(batch[-1], DecodeFinished)):
             body += _framed(builder.take(self._steps(batch))) if batch else b": waiting\n\n"
@@ -348,15 +348,14 @@ class CompletionResponse(Response):
         record, usage, how = self._record, builder.usage(ended.cached_tokens), builder.provenance(ended)
         record.completion_tokens, record.cached_tokens = usage.completion_tokens, ended.cached_tokens
         record.drafter, record.finish = how.drafter, builder.finish(ended)
-        record.drafted, record.accepted, record.verify_rounds = how.drafted, how.accepted, how.verify_rounds
+        record.drafted, record.accepted, record.verify_rounds = (
+            how.drafted or 0,
+            how.accepted,
+            how.verify_rounds,
+        )
         if self._log_content:
             answer = builder.parsed.content
             record.content = {"request": self._request.model_dump_json(), "answer": answer}
-
-    async def _start(self, send: Send, status: int, headers: dict[str, str]) -> None:
-        self._started = True
-        self._record.status = status
-        await send(response_start(status, headers))
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         """Send an error document with its status, or as the last event of a stream that has started."""
@@ -380,15 +379,11 @@ def _framed(chunks: Iterable[Reply]) -> bytes:
     return b"".join(b"data: " + chunk.model_dump_json().encode() + b"\n\n" for chunk in chunks)
 
 
-def response_start(status: int, headers: dict[str, str]) -> Message:
-    """Make the ASGI message that begins a response."""
-    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    return {"type": "http.response.start", "status": status, "headers": encoded}
-
-
 async def send_refusal(send: Send, refusal: Refusal) -> None:
     """Send the error document of a refusal."""
-    body = json.dumps(refusal.document()).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body))} | refusal.headers
-    await send(response_start(refusal.status, headers))
-    await send({"type": "http.response.body", "body": body})
+    response = JSONResponse(refusal.document(), refusal.status, refusal.headers)
+    await response({"type": "http"}, _nothing, send)
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}

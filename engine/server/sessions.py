@@ -1,6 +1,6 @@
 """Loaded models, and sessions kept between requests, so that the next turn computes only what is new.
 
-A session belongs to a model, a KV channel, a drafter and an API key. A request gets the idle session of its
+A session belongs to a model, a KV policy, a drafter and an API key. A request gets the idle session of its
 kind that holds the most of its prompt; one that mostly holds other text is left for its own conversation, as
 long as the cache is not full. The least recently used are closed first.
 
@@ -17,10 +17,11 @@ from pathlib import Path
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
-from engine.external_engines.engine import ExternalEngine, open_guest
+from engine.errors import ConfigurationError, ModelError
+from engine.external_engines.engine import ExternalEngine, open_external_engine
 from engine.grammar import Vocabulary
 from engine.registry import Located, ModelEntry
-from engine.server.schema import FieldError
+from engine.server.schema import invalid, unsupported
 from engine.server.sequence import DecodeRequest, check_external_request
 from engine.session import Session
 from engine.target.attention import refuse_policy
@@ -28,6 +29,7 @@ from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
 
 logger = logging.getLogger(__name__)
 LOOKUP = "prompt-lookup"
+MOST_CHECKED = 256  # policies, because requests may spell out any number of them
 LIKENESS = 0.5  # share of a session's tokens that a prompt must begin with to take it while others fit
 
 
@@ -36,7 +38,7 @@ class SessionKey:
     """What sessions must have in common to replace one another."""
 
     model: str
-    channel: str
+    policy: str  # the KV policy, written out
     drafter: str
     owner: str = ""  # of the API key: how much of a prompt is cached would tell others what was said
 
@@ -132,7 +134,7 @@ class LoadedModel:
     target: LoadedTarget
     external: ExternalEngine | None = None  # decodes it; None for our engine
     _drafters: dict[str, LoadedDrafter | None] = field(default_factory=dict)  # by the request's word
-    _checked: set[str] = field(default_factory=set)  # channels that this model can be served with
+    _checked: set[str] = field(default_factory=set)  # KV policies that go with the model
 
     @classmethod
     def load(cls, located: Located) -> "LoadedModel":
@@ -148,7 +150,8 @@ class LoadedModel:
         if entry.engine is not None:
             spec = (located.drafter or "").removeprefix(WITH_LOOKUP)  # its look-ups are ours alone
             folder = Path(spec) if spec else None
-            return cls(located, target, open_guest(entry.engine, target, folder))
+            block = None if entry.block == "auto" else int(entry.block)
+            return cls(located, target, open_external_engine(entry.engine, target, folder, block))
         model = cls(located, target)
         model.drafter("default")
         return model
@@ -159,9 +162,15 @@ class LoadedModel:
         return self.located.entry
 
     @property
+    def external_drafter(self) -> str | None:
+        """What the external engine drafts with, as the registry calls it; no path of this machine."""
+        source = self.entry.drafter
+        return None if source is None else Path(source.path).name if source.path else str(source)
+
+    @property
     def block(self) -> int | None:
         """Tokens of a verify forward where a request says nothing; None lets the draft length choose."""
-        return None if self.entry.block == "auto" else int(self.entry.block)
+        return None if self.entry.block == "auto" or self.external else int(self.entry.block)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -180,33 +189,57 @@ class LoadedModel:
         return min(known, default=None)
 
     def drafter(self, word: str) -> LoadedDrafter | None:
-        """Return what drafts for a request, by its word."""
+        """Return what drafts for a request, by its word; nothing for a model with an external engine."""
+        if self.external is not None:
+            return None
         if word not in self._drafters:
             spec = {"default": self.located.drafter, LOOKUP: LOOKUP}.get(word)
             self._drafters[word] = open_drafter(spec, self.target, self.entry.dtype) if spec else None
         return self._drafters[word]
 
     def check(self, request: DecodeRequest) -> None:
-        """Raise FieldError, ConfigurationError or ModelError for what this model cannot do."""
-        if self.external is not None:
+        """Raise Refusal for what this model cannot do."""
+        obstacle = self.obstacle(request)
+        if self.external is not None and obstacle is None:
             check_external_request(self.external, request)
             return
+        if self.external is not None and request.drafter == LOOKUP:
+            raise unsupported(f"drafter {LOOKUP} with the engine {self.external.name}", "drafter")
         drafter, block = self.drafter(request.drafter), request.block
         if block is not None and block > 1 and drafter is None:
-            raise FieldError(
+            raise invalid(
                 "block", f"block {block} needs a drafter, and this request has none; leave block out"
             )
         if block is not None and drafter is not None and block > 2 * drafter.drafter.block_size:
             most = 2 * drafter.drafter.block_size
-            raise FieldError(
-                "block", f"block {block} is more than {most}, twice what this drafter was made for"
-            )
-        if request.channel.name not in self._checked:
-            refuse_policy(self.target.target.model, request.channel.policy)
-            self._checked.add(request.channel.name)
+            raise invalid("block", f"block {block} is more than {most}, twice what this drafter was made for")
+
+    def obstacle(self, request: DecodeRequest) -> str | None:
+        """Say why the model's external engine cannot decode a request, so that ours does; None if it can.
+
+        Raises:
+            Refusal: the KV policy does not go with the model, whichever engine decodes it.
+        """
+        policy = request.channel.policy
+        try:
+            if self.external is not None:
+                reason = self.external.obstacle(policy)
+                return (
+                    reason and f"the engine {self.external.name} cannot decode under {policy.spec}: {reason}"
+                )
+            if policy.spec not in self._checked:
+                refuse_policy(self.target.target.model, policy)
+                if len(self._checked) >= MOST_CHECKED:
+                    self._checked.clear()
+                self._checked.add(policy.spec)
+        except (ConfigurationError, ModelError) as error:
+            raise invalid("kv_channel", str(error).removeprefix("--kv ")) from None
+        return None
 
     def why_off(self, request: DecodeRequest) -> str | None:
         """Say why nothing will be drafted for a request; None where something may be."""
+        if obstacle := self.obstacle(request):
+            return f"plain decoding: {obstacle}"
         if request.drafter == "none":
             return "the request asked for no drafter"
         if self.drafter(request.drafter) is None:
@@ -215,7 +248,7 @@ class LoadedModel:
 
     def key(self, request: DecodeRequest) -> SessionKey:
         """Return the kind of session that a request needs."""
-        return SessionKey(self.entry.name, request.channel.name, request.drafter, request.owner)
+        return SessionKey(self.entry.name, request.channel.policy.spec, request.drafter, request.owner)
 
     def open_session(self, request: DecodeRequest) -> CachedSession:
         """Open a session for a request and those that follow it."""

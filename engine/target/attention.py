@@ -1,9 +1,9 @@
 """Attention over codes: what a model's attention calls when a cache hands it rows that are still in code.
 
 mlx-lm's models call `scaled_dot_product_attention` by its name in their own module. While one of our caches
-is in use that name stands for a function of ours there, which does its own work for `CodedRows` and leaves
-everything else to mlx-lm's. It is installed once a module however many sequences use it, and taken back when
-the last one closes. Modules without that name cannot read codes; so have models that look into keys before.
+is in use that name is bound to a function of ours there, which does its own work for `CodedRows` and leaves
+everything else to mlx-lm's. It is installed once a module however many sequences use it, and removed when the
+last one closes. Modules without that name cannot read codes; nor can models that look into keys before.
 
     scores  = q · kᵀ · scale      on codes, all query heads of a KV head as rows of one product
     weights = softmax(scores)     with the layer's own sink logit, where it has one
@@ -44,7 +44,7 @@ class CodedAttention:
             setattr(module, NAME, attention)
 
     def close(self) -> None:
-        """Take it back where nobody else uses it. Closing twice does nothing."""
+        """Remove it where no other user is left. Closing twice does nothing."""
         for module in self._modules:
             _USERS[module.__name__] -= 1
             if not _USERS[module.__name__]:
@@ -72,9 +72,6 @@ def attention(  # noqa: PLR0917 - the order is mlx-lm's
         scale: factor of the scores.
         mask: "causal", None, or what may be broadcast to [B, heads, L, S]; bool (True: seen) or additive.
         sinks: a logit of each head that takes a share and gives nothing, [heads].
-
-    Returns:
-        [B, heads, L, D of the values].
     """
     if not isinstance(keys, CodedRows):
         plain: Callable[..., mx.array] = _MLX_LM
@@ -113,7 +110,7 @@ def _softmax(scores: mx.array, sinks: mx.array | None) -> mx.array:
 
 
 def _attending(model: Any) -> list[ModuleType]:
-    """The Python modules of a model's parts in which the name stands for mlx-lm's function, or ours."""
+    """The Python modules of a model's parts that use mlx-lm's function by its name, or ours."""
     names = sorted({type(part).__module__ for part in model.modules()})
     known: tuple[Callable[..., Any], ...] = (_MLX_LM, attention)
     modules = [sys.modules[name] for name in names if name in sys.modules]

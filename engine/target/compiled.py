@@ -39,49 +39,41 @@ class CompiledForward:
     """The compiled forwards of a target on caches of some kinds, for one thread.
 
     Weights are constants of a graph: those of its first run are used, and kept in memory, as long as the
-    target lives. Whoever changes, converts or quantizes a model's weights makes a new `Target` afterwards.
+    target lives. After a change of a model's weights, make a new `Target`.
     """
 
-    def __init__(self, target: Target, taps: tuple[int, ...]) -> None:
-        """Compile nothing yet; that happens at the first block of each length.
-
-        Args:
-            target: the model.
-            taps: layers whose outputs are returned.
-        """
-        self._target, self._taps = target, taps
+    def __init__(self, target: Target, layers: tuple[int, ...]) -> None:
+        """Return the hidden states of these layers, too; each length is compiled at its first block."""
+        self._target, self._layers = target, layers
         self._graph = mx.compile(self._trace)
         self._caches: list[Any] = []  # of the forward under way
         self._longest = longest_graph(target.hidden_size)
 
     @staticmethod
-    def of(target: Target, taps: tuple[int, ...], caches: list[Any]) -> "CompiledForward | None":
-        """The stage of a model on caches of these kinds, shared by its sequences; None: it has none."""
+    def of(target: Target, layers: tuple[int, ...], caches: list[Any]) -> "CompiledForward | None":
+        """The one for caches of these kinds, shared by all sequences; None where the model allows none."""
         if type(target.model).__module__.rsplit(".", 1)[-1] not in FAMILIES or not traceable(caches):
             return None
         codes = tuple(cache.code if type(cache) is CodedKV else None for cache in caches)
-        key = (taps, codes, tuple(layout(store) for store in stores_of(caches)))
+        key = (layers, codes, tuple(layout(store) for store in stores_of(caches)))
         if key not in target.compiled:
-            target.compiled[key] = CompiledForward(target, taps)
-        stage: CompiledForward = target.compiled[key]
-        return stage
+            target.compiled[key] = CompiledForward(target, layers)
+        compiled: CompiledForward = target.compiled[key]
+        return compiled
 
     def forward(
-        self, tokens: mx.array, caches: list[Any], room: int
+        self, tokens: mx.array, caches: list[Any], most: int
     ) -> tuple[mx.array, mx.array | None] | None:
-        """One forward over [1, N] tokens, appending to the caches.
+        """One forward over [1, N] tokens, appending to caches of the same kinds at every call.
 
-        Args:
-            tokens: token ids [1, N], 1 ≤ N ≤ ``room``.
-            caches: the same kinds at every call.
-            room: positions that may be written behind those held.
+        At most ``most`` positions may be written behind those held.
 
         Returns:
-            Logits [1, N, V] and the tapped rows [1, N, K·hidden]; None for caches that are still empty, and
-            for a block so long that compiling it would not pay.
+            Logits [1, N, V] and hidden states [1, N, K·hidden] or None; None for caches that are still empty,
+            and for a block so long that compiling it would not pay.
         """
         count = tokens.shape[1]
-        size = graph_length(count, room)
+        size = graph_length(count, most)
         if self._longest is not None and size > self._longest:
             return None
         stores = stores_of(caches)
@@ -95,7 +87,7 @@ class CompiledForward:
         }
         self._kinds = [STAND_INS[type(store)] for store in stores]
         buffers = [(store.keys, store.values) for store in stores]
-        for store in stores:  # a buffer nobody else holds is written in place
+        for store in stores:  # a buffer without another reference is written in place
             store.keys = store.values = None
         try:
             logits, rows, buffers = self._graph(tokens, entries, buffers)
@@ -107,7 +99,7 @@ class CompiledForward:
             appended(store, count, size)
         if size > count:
             logits, rows = logits[:, :count], rows[:, :count]
-        return logits, rows if self._taps else None
+        return logits, rows if self._layers else None
 
     def _trace(
         self,
@@ -118,12 +110,12 @@ class CompiledForward:
         """The graph: runs only when there is none yet for the shapes given."""
         parts = zip(self._kinds, buffers, self._layouts, strict=True)
         stand_ins = [kind(*both, entries[key]) for kind, both, key in parts]
-        taps = self._target.tap(self._taps) if self._taps else None
+        hooks = self._target.tap(self._layers) if self._layers else None
         try:
-            logits, rows = self._target.forward(tokens, stood_in(self._caches, stand_ins), taps)
+            logits, rows = self._target.forward(tokens, stood_in(self._caches, stand_ins), hooks)
         finally:
-            if taps is not None:
-                taps.close()
+            if hooks is not None:
+                hooks.close()
         return logits, logits if rows is None else rows, [(each.keys, each.values) for each in stand_ins]
 
 
@@ -132,6 +124,6 @@ def longest_graph(hidden_size: int) -> int | None:
     return None if mx.metal.is_available() else LARGEST_ON_CPU // hidden_size
 
 
-def graph_length(count: int, room: int) -> int:
+def graph_length(count: int, most: int) -> int:
     """The length of the graph that serves a block: 1, 2 or a multiple of 4."""
-    return count if count <= 2 else max(count, min(-(-count // 4) * 4, room))
+    return count if count <= 2 else max(count, min(-(-count // 4) * 4, most))

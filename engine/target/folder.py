@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from mlx_lm.utils import _get_classes
 
 from engine.errors import ModelError
 from evidence_format import weights
+from evidence_format.model import Model
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 SHAPES = (*SIZES, "intermediate_size", "num_key_value_heads", "head_dim")  # wrong ones misfit the weights
@@ -89,10 +89,6 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def check_config(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse a configuration mlx-lm has no model for, or that leaves sizes to be guessed.
-
-    Args:
-        path: the file, for the message.
-        config: what it holds.
 
     Raises:
         ModelError: ``model_type`` is missing or unknown, fields are missing (all are named), or a size is no
@@ -168,48 +164,12 @@ def _arguments(path: Path, config: Mapping[str, Any]) -> Any:
         ) from None
 
 
-@dataclass(frozen=True)
-class CacheLayer:
-    """One cache as the model makes it for itself.
+def card_of(path: Path, files: list[Path], model: Any) -> Model:
+    """The card of a model as it is in memory, loaded from ``files`` of the folder ``path``.
 
-    Attributes:
-        kind: ``full``, ``sliding``, or ``other`` for a cache that keeps no keys and values by position.
-        values: numbers kept a position, keys and values of all KV heads together; 0 for ``other``.
-        window: positions a ``sliding`` layer sees, else None.
+    Its dtype is the one most parameters are in, of packed ones that of their scales; packings are named the
+    commonest first; parameters are counted as if none were packed, all experts, tied tables once.
     """
-
-    kind: str
-    values: int
-    window: int | None
-
-
-@dataclass(frozen=True)
-class ModelCard:
-    """What a report says about a model.
-
-    Attributes:
-        id: a name for people.
-        weights_sha256: digest of the weight files.
-        dtype: the floating type most parameters are in; of packed ones, that of their scales.
-        quantization: how packed matrices are packed, the commonest first; None where none is.
-        parameters: their number as if nothing were packed, all experts counted, tied tables once.
-        vocab_size: tokens a target knows; None for other models.
-        largest_block: the longest block a drafter may be asked for; None for other models.
-        cache_layers: a target's caches, in the order of its layers; None for other models.
-    """
-
-    id: str
-    weights_sha256: str
-    dtype: str
-    quantization: str | None
-    parameters: int
-    vocab_size: int | None = None
-    largest_block: int | None = None
-    cache_layers: tuple[CacheLayer, ...] | None = None
-
-
-def card_of(path: Path, files: list[Path], model: Any) -> ModelCard:
-    """The card of a model as it is in memory, loaded from ``files`` of the folder ``path``."""
     types: Counter[str] = Counter()
     total = 0
     for value in dict(tree_flatten(model.parameters())).values():
@@ -225,7 +185,16 @@ def card_of(path: Path, files: list[Path], model: Any) -> ModelCard:
             total += values - sum(array.size for array in stored if array is not None)
     packing = ", ".join(name for name, _ in packings.most_common()) or None
     dtype = types.most_common(1)[0][0] if types else "none"
-    return ModelCard(identity(path), weights.digest(files), dtype, packing, int(total))
+    return Model(
+        id=identity(path),
+        weights_sha256=weights.digest(files),
+        dtype=dtype,
+        quantization=packing,
+        parameters=int(total),
+        vocab_size=None,
+        largest_block=None,
+        cache_layers=None,
+    )
 
 
 def identity(path: Path) -> str:

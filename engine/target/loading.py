@@ -25,7 +25,6 @@ from engine.networks.dflash_config import DFlashConfig
 from engine.target.folder import (
     LARGEST_SIZE,
     SHAPES,
-    ModelCard,
     build_unloaded,
     card_of,
     check_config,
@@ -39,8 +38,9 @@ from engine.target.folder import (
 )
 from engine.target.model import Target
 from engine.target.quantize import check_packed_shapes, check_packing, quantize_target
+from evidence_format.model import Model
 
-__all__ = ["LoadedDrafter", "LoadedTarget", "ModelCard", "fill_network", "load_drafter", "load_target"]
+__all__ = ["LoadedDrafter", "LoadedTarget", "fill_network", "load_drafter", "load_target"]
 
 SHIPPED = Path(__file__).parents[1] / "models" / "demo"
 SHIPPED_TARGET, SHIPPED_DRAFTER = SHIPPED / "target", SHIPPED / "drafter"
@@ -54,7 +54,7 @@ class LoadedTarget:
 
     target: Target
     tokenizer: Any  # mlx-lm's TokenizerWrapper
-    card: ModelCard
+    card: Model
     context: int | None  # positions the model was made for, None where the config does not say
 
     @property
@@ -68,7 +68,7 @@ class LoadedDrafter:
     """A drafter bound to its target."""
 
     drafter: Drafter
-    card: ModelCard | None  # None for a drafter without weights
+    card: Model | None  # None for a drafter without weights
     settings: str | None = None  # how it was set up beyond its weights, as a report says it
 
 
@@ -78,7 +78,7 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
     Args:
         path: folder with config.json, model*.safetensors and the tokenizer's files.
         dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
-        quantize: pack the weights, see `engine.target.quantize`; None leaves them as stored.
+        quantize: pack the weights, see `engine.target.quantize`.
 
     Raises:
         ModelError: the folder cannot be used; the message names the file and the reason.
@@ -139,12 +139,8 @@ def fill_network(
 ) -> None:
     """Put the weights of a folder into a network of ours, packing its matrices where the file does.
 
-    Args:
-        path: the folder, for messages.
-        files: its weight files.
-        network: as its configuration says, weights random.
-        quantization: as mlx-lm writes it into config.json: ``group_size``, ``bits``, ``mode``, and the same
-            by name for matrices that differ; None for a network that is not packed.
+    ``quantization`` is as mlx-lm writes it into config.json: ``group_size``, ``bits``, ``mode``, and the same
+    by name for matrices that differ; None for a network that is not packed.
 
     Raises:
         ModelError: a file cannot be read, or its names, shapes or types are not those of the network.
@@ -204,23 +200,25 @@ def tokenizer_of(path: Path, stops: Any) -> Any:
 
 
 def make_ready(path: Path, model: Any, dtype: mx.Dtype | None) -> None:
-    """Turn parameters into ``dtype`` (None: leave them), compute them, and refuse NaN and infinity.
-
-    What a model wants to keep in its own type (the decay rates of recurrent layers) stays as it is.
-    """
+    """Turn parameters into ``dtype`` (None: leave them), compute them, and refuse NaN and infinity."""
     if dtype is not None:
-        may_change = getattr(model, "cast_predicate", lambda _: True)
-
-        def cast(name: str, value: mx.array) -> mx.array:
-            floating = mx.issubdtype(value.dtype, mx.floating)
-            return value.astype(dtype) if floating and may_change(name) else value
-
-        model.update(tree_map_with_path(cast, model.parameters()))
+        cast_weights(model, dtype)
     parameters = _parameters(model)
     mx.eval(list(parameters.values()))
     for name, value in parameters.items():
         if mx.issubdtype(value.dtype, mx.floating) and not mx.all(mx.isfinite(value)).item():
             raise ModelError(f"{path}: {name} holds NaN or infinite weights")
+
+
+def cast_weights(model: Any, dtype: mx.Dtype) -> None:
+    """Turn floating parameters into a type, but for those that a model keeps in its own (decay rates)."""
+    may_change = getattr(model, "cast_predicate", lambda _: True)
+
+    def cast(name: str, value: mx.array) -> mx.array:
+        floating = mx.issubdtype(value.dtype, mx.floating)
+        return value.astype(dtype) if floating and may_change(name) else value
+
+    model.update(tree_map_with_path(cast, model.parameters()))
 
 
 def _parameters(module: Any) -> dict[str, mx.array]:

@@ -120,11 +120,6 @@ class Target:
     ) -> tuple[mx.array, mx.array | None]:
         """One forward over [1, N] tokens, appending to the caches.
 
-        Args:
-            tokens: token ids [1, N].
-            caches: as the model makes them; fewer than layers where layers share keys and values.
-            hooks: what `tap` gave, or None.
-
         Returns:
             Logits [1, N, V], and hidden states [1, N, K·hidden] or None without hooks.
         """

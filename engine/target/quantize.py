@@ -94,11 +94,6 @@ def check_packing(path: Path, quantization: Any) -> None:
 def check_packed_shapes(path: Path, model: nn.Module, shapes: Shapes) -> None:
     """Check that matrices a file holds packed have as many columns as those of the model, not yet packed.
 
-    Args:
-        path: the folder, for the message.
-        model: as its configuration says.
-        shapes: of the tensors on disk, by name.
-
     Raises:
         ModelError: one could not be unpacked to the columns the configuration asks for.
     """

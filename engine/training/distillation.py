@@ -18,9 +18,9 @@ from typing import Any
 import mlx.core as mx
 
 from engine.networks.projector import DrafterFeatures
-from engine.restoration.capture import Capture
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import Site
+from engine.restoration.sources import ModuleOutputs
 from engine.target.model import Target
 
 HIDDEN = -1e9  # score of a position that is not seen
@@ -62,7 +62,7 @@ class AttentionRecorder:
         self._target, self.sites, self._features = target, list(sites), features
         modules = [(*site.projections, site.attention.rope, site.attention.rope) for site in sites]
         self._counts = [len(each) for each in modules]
-        self._capture = Capture([module for each in modules for module in each])
+        self._capture = ModuleOutputs([module for each in modules for module in each])
         self._hidden_states = target.tap(features.taps)
 
     def record(self, tokens: mx.array) -> RecordedTexts:

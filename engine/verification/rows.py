@@ -1,6 +1,8 @@
 """What of a row can be made again without running a model: prompt, texts, end, and the sum of its rounds."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from engine.detokenize import text_of
 from engine.evaluation.prompts import answer_of
@@ -8,14 +10,42 @@ from engine.evaluation.report import needle_fields
 from engine.evaluation.throughput import IGNORE_STOPS
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
-from engine.verification.prompts import Asked
-from engine.verification.record import Check, finding
-from engine.verification.replay import kept_by
-from evidence_format.model import Arm, Sample
-from evidence_format.text import text_digest, tokens_digest
-from evidence_format.verification import ReplayFinding
+from engine.verification.inputs import EncodedPrompt
+from evidence_format.model import Arm, Round, Sample
+from evidence_format.text import shown, text_digest, tokens_digest
+from evidence_format.verification import Check, ReplayFinding
 
-SHOWN = 60  # characters of a value in a finding
+LONGEST = 4000  # characters of a finding's message
+BEFORE = 30  # characters of a long text that are shown before the first difference
+
+
+def finding(where: str, check: Check, message: str) -> ReplayFinding:
+    """What the report says of a row (``arm/prompt_id``) or a model (its role), and the replay does not."""
+    return ReplayFinding(where=where, check=check, message=message[:LONGEST])
+
+
+def differences(
+    where: str, check: Check, said: Mapping[str, Any], found: Mapping[str, Any], near: float = 0.0
+) -> Iterator[ReplayFinding]:
+    """Find values that the report gives otherwise than computed; numbers may differ by the share `near`."""
+    for name in dict.fromkeys([*said, *found]):
+        one: Any = said.get(name)
+        other: Any = found.get(name)
+        if one == other or (near and abs(one - other) <= near * max(abs(one), abs(other))):
+            continue
+        start = 0
+        if isinstance(one, str) and isinstance(other, str):
+            start = max(shared(one, other) - BEFORE, 0)
+            one, other = one[start:], other[start:]
+        at = f" from character {start}" if start else ""
+        reported, computed = (shown(each if isinstance(each, str) else str(each)) for each in (one, other))
+        yield finding(where, check, f"{name}{at}: reported {reported}, computed {computed}")
+
+
+def shared(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many entries two sequences begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def name_of(arm: Arm, row: Sample) -> str:
@@ -23,115 +53,73 @@ def name_of(arm: Arm, row: Sample) -> str:
     return f"{arm.name}/{row.prompt_id}"
 
 
-def check_set(arm: Arm, asked: Mapping[str, Asked]) -> Iterator[ReplayFinding]:
-    """Whether an arm ran just the prompts that its configuration gives, in their order."""
-    ran = [row.prompt_id for row in arm.samples]
-    wanted = list(asked)
-    if ran == wanted:
-        return
-    for identifier in [name for name in wanted if name not in ran]:
+def check_set(arm: Arm, prompts: Mapping[str, EncodedPrompt]) -> Iterator[ReplayFinding]:
+    """Find whether an arm ran just the prompts that its configuration gives, in their order."""
+    ran, wanted = [row.prompt_id for row in arm.samples], list(prompts)
+    for name in prompts.keys() - ran:
         yield finding(
-            f"{arm.name}/{identifier}",
-            "prompts",
-            "the configuration asks for this prompt, and there is no row of it",
+            f"{arm.name}/{name}", "prompts", "the configuration asks for this prompt; it has no row"
         )
-    for identifier in dict.fromkeys(name for name in ran if name not in asked):
-        yield finding(f"{arm.name}/{identifier}", "prompts", "the configuration gives no prompt of this id")
-    if sorted(ran) == sorted(wanted):
+    for name in Counter(ran) - Counter(wanted):
+        times = f"{ran.count(name)} rows are of this prompt; the configuration gives {wanted.count(name)}"
+        yield finding(f"{arm.name}/{name}", "prompts", times)
+    if ran != wanted and sorted(ran) == sorted(wanted):
         first = next(one for one, other in zip(ran, wanted, strict=True) if one != other)
         yield finding(f"{arm.name}/{first}", "prompts", "the rows are not in the order of the prompts")
-    elif len(set(ran)) < len(ran):
-        twice = next(name for name in ran if ran.count(name) > 1)
-        yield finding(f"{arm.name}/{twice}", "prompts", "there are several rows of this prompt")
 
 
 def check_row(
-    target: LoadedTarget, stop_texts: Sequence[str], arm: Arm, row: Sample, asked: Asked
+    target: LoadedTarget, stop_texts: Sequence[str], arm: Arm, row: Sample, asked: EncodedPrompt
 ) -> Iterator[ReplayFinding]:
-    """Everything of a row that follows from its prompt and its tokens."""
-    where = name_of(arm, row)
-
-    def differs(check: Check, what: str, said: object, found: object) -> ReplayFinding:
-        skipped = 0
-        if isinstance(said, str) and isinstance(found, str) and len(said) > SHOWN:
-            pairs = enumerate(zip(said, found, strict=False))
-            same = next((at for at, (one, other) in pairs if one != other), min(len(said), len(found)))
-            skipped = max(same - SHOWN // 2, 0)
-            said, found = said[skipped:], found[skipped:]
-        at = f" from character {skipped}" if skipped else ""
-        return finding(where, check, f"{what}{at}: reported {_short(said)}, computed {_short(found)}")
-
-    for what, said, found in (
-        ("prompt_sha256", row.prompt_sha256, tokens_digest(asked.tokens)),
-        ("source_sha256", row.source_sha256, asked.prompt.source_sha256),
-        ("prompt_tokens", row.prompt_tokens, len(asked.tokens)),
-        ("instruction_sha256", row.instruction_sha256, text_digest(asked.prompt.instruction)),
-    ):
-        if said != found:
-            yield differs("prompts", what, said, found)
+    """Find what of a row does not follow from its prompt and its tokens."""
+    where, prompt, tokenizer = name_of(arm, row), asked.prompt, target.tokenizer
+    said = row.model_dump(exclude={"rounds", "tokens"})
+    computed: dict[str, Any] = {
+        "prompt_sha256": tokens_digest(asked.tokens),
+        "source_sha256": prompt.source_sha256,
+        "prompt_tokens": len(asked.tokens),
+        "instruction_sha256": text_digest(prompt.instruction),
+    }
+    yield from differences(where, "prompts", {name: said[name] for name in computed}, computed)
     if outside := [token for token in row.tokens if token >= target.target.vocab_size]:
-        yield finding(
-            where, "rows", f"token {outside[0]} is not one of the model's {target.target.vocab_size}"
-        )
+        message = f"token {outside[0]} is not one of the model's {target.target.vocab_size}"
+        yield finding(where, "rows", message)
         return
-    if row.tokens_sha256 != tokens_digest(row.tokens):
-        yield differs("rows", "tokens_sha256", row.tokens_sha256, tokens_digest(row.tokens))
     ends = () if arm.control == IGNORE_STOPS else target.stops
-    stops = Stops(ends, stop_texts, target.tokenizer if stop_texts else None)
+    stops = Stops(ends, stop_texts, tokenizer if stop_texts else None)
     stops.start(asked.tokens)
-    yield from _check_end(where, stops, row, asked)
-    text = text_of(target.tokenizer, row.tokens, Stops(ends, stop_texts, target.tokenizer), asked.tokens)
-    if row.text != text:
-        yield differs("text", "text", row.text, text)
-    answer = answer_of(target.tokenizer, asked.tokens, text)
-    if row.answer_text != (None if answer == text else answer):
-        yield differs("text", "answer_text", row.answer_text, None if answer == text else answer)
-    yield from _check_needle(where, row, asked, answer, text)
-    try:
-        kept_by(row.rounds, len(row.tokens)) if row.rounds else None
-    except ValueError as error:
-        yield finding(where, "rounds", str(error))
+    end = stops.find(row.tokens)
+    computed = {
+        "tokens_sha256": tokens_digest(row.tokens),
+        "tokens": asked.limit if end is None else min(end, asked.limit),
+        "finish_reason": "length" if end is None else "stop",
+    }
+    said["tokens"] = len(row.tokens)
+    yield from differences(where, "rows", {name: said[name] for name in computed}, computed)
+    text = text_of(tokenizer, row.tokens, Stops(ends, stop_texts, tokenizer), asked.tokens)
+    answer = answer_of(tokenizer, asked.tokens, text)
+    computed = {"text": text, "answer_text": None if answer == text else answer}
+    needle: dict[str, Any] = {}
+    if prompt.needle is not None and prompt.text is not None:
+        needle = needle_fields(prompt.needle, prompt.text, answer, text)
+    hidden = said["needle"] or {}
+    computed["hit"], said["hit"] = needle.pop("hit", None), hidden.pop("hit", None)
+    yield from differences(where, "text", {name: said[name] for name in computed}, computed)
+    yield from differences(where, "prompts", hidden, needle)
+    if row.rounds and kept_by(row.rounds, len(row.tokens)) is None:
+        message = f"{len(row.rounds)} rounds do not give {len(row.tokens)} tokens"
+        yield finding(where, "rounds", message)
 
 
-def _check_end(where: str, stops: Stops, row: Sample, asked: Asked) -> Iterator[ReplayFinding]:
-    """Whether the text ends where and as it should."""
-    end, many = stops.find(row.tokens), len(row.tokens)
-    if end is not None and end < many:
-        yield finding(where, "rows", f"a stop follows {end} tokens, but the row has {many}")
-    elif end is None and many != asked.most:
-        yield finding(where, "rows", f"{many} tokens and no stop; expected {asked.most} (max_tokens)")
-    elif many > asked.most:
-        yield finding(where, "rows", f"{many} tokens, but max_tokens is {asked.most}")
-    finish = "length" if end is None else "stop"
-    if row.finish_reason != finish:
-        yield finding(
-            where, "rows", f"finish_reason: reported {_short(row.finish_reason)}, computed {finish!r}"
-        )
+def kept_by(rounds: Sequence[Round], tokens: int) -> list[int] | None:
+    """How many tokens each round gave; None where they do not give just these tokens.
 
-
-def _check_needle(where: str, row: Sample, asked: Asked, answer: str, text: str) -> Iterator[ReplayFinding]:
-    """Whether what was hidden, and what of it was found, is as the prompt and the text have it."""
-    prompt = asked.prompt
-    hidden = prompt.needle is not None and prompt.text is not None
-    if (row.needle is not None) != hidden:
-        said = "hides nothing" if row.needle is None else "hides something"
-        yield finding(
-            where, "prompts", f"the report says that the prompt {said}, and it is the other way round"
-        )
-        return
-    if row.needle is None or prompt.needle is None or prompt.text is None:
-        return
-    found = needle_fields(prompt.needle, prompt.text, answer, text)
-    for name, said in row.needle.model_dump().items():
-        if said != found[name]:
-            check: Check = "text" if name == "hit" else "prompts"
-            yield finding(
-                where,
-                check,
-                f"needle.{name}: reported {_short(said)}, computed {_short(found[name])}",
-            )
-
-
-def _short(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    The prompt gave the first token of all, and the end may cut the last round.
+    """
+    kept, left = [], tokens - 1
+    for each in rounds:
+        if left < 1 or each.accepted >= each.block:
+            return None
+        kept.append(min(each.accepted + 1, left))
+        left -= kept[-1]
+    return None if left else kept

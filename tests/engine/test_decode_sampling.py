@@ -15,7 +15,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.sample_utils import make_logits_processors
 
-from engine import acceptance, token_selector
+from engine import acceptance
+from engine.acceptance import pack_sampled
 from engine.decode import Processor, Step, decode
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.autoregressive import Autoregressive
@@ -129,12 +130,11 @@ class Certain:
 OF_PROMPT: dict[str, Callable[[Target], Drafter]] = {"certain": lambda target: Certain()}
 
 
-class Seams:
+class Seams(DraftLength):
     """A draft length that crosses every seam between plain steps and blocks."""
 
-    largest = 4
-
     def __init__(self, seed: int = 0) -> None:
+        super().__init__(4)
         self._random = tiny.seeded(seed)
 
     def start(self) -> None:
@@ -276,7 +276,7 @@ def accept_all(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
 def residual_from_p(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
     """Wrong: after a rejection the token is drawn from p instead of max(0, p - q)."""
     p = sampler.distribution(logits)
-    packed = acceptance.pack_sampled(draft, logits, sampler)
+    packed = pack_sampled(draft, logits, sampler)
     following = sampler.draw(p[packed[0]][None])
     rows = mx.arange(len(draft) + 1)
     return mx.concatenate([packed[:1], mx.where(rows == packed[0], following, packed[1:])])
@@ -320,7 +320,7 @@ def accept_too_often(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.arr
 def test_a_wrong_acceptance_fails_the_same_test(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., mx.array], kind: str, sampling: Sampling, draws: int
 ):
-    monkeypatch.setattr(token_selector, "pack_sampled", wrong)
+    monkeypatch.setattr(acceptance, "pack_sampled", wrong)
     with pytest.raises(AssertionError, match="chi-square"):
         assert_drawn_from(triples(kind, sampling, "block 3", draws), exact(sampling))
 
@@ -391,7 +391,7 @@ def test_long_texts_with_plain_steps_between_blocks_are_drawn_from_the_target(
 @pytest.mark.slow
 def test_a_wrong_acceptance_shows_in_long_texts(monkeypatch: pytest.MonkeyPatch):
     """The finer errors are for the joint distributions above: here they would need far longer texts."""
-    monkeypatch.setattr(token_selector, "pack_sampled", accept_all)
+    monkeypatch.setattr(acceptance, "pack_sampled", accept_all)
     steps = text(wandering(), DRAFTERS["dflash-near"](wandering()), 480, "block 3")
     with pytest.raises(AssertionError, match="chi-square"):
         assert_every_token_is_drawn_from_the_target(steps, HOT, seed=3)

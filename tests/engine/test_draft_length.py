@@ -6,12 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.draft_length import AGAIN, PLAIN_TRIALS, TRIALS, AdaptiveDraftLength, FixedDraftLength, Tour
+from engine.draft_length import (
+    PLAIN_TRIALS,
+    REMEASURE_AFTER,
+    TRIALS,
+    AdaptiveDraftLength,
+    DraftLength,
+    FixedDraftLength,
+)
+from engine.evaluation.calibration import Calibration
 from tests.engine.tiny import seeded
 
 
 def simulate(
-    draft_length: AdaptiveDraftLength,
+    draft_length: DraftLength,
     cost: Callable[[int], float],
     chance: Callable[[int], float],
     tokens: int,
@@ -43,7 +51,7 @@ def linear(block: int) -> float:
     return 1.0 if block == 1 else 1.0 * block + 0.4
 
 
-def linear_then_dear(block: int) -> float:
+def linear_then_costly(block: int) -> float:
     """A device on which blocks of up to 4 cost little and longer ones by their tokens."""
     return 1.0 if block == 1 else max(1.3, 0.5 * block)
 
@@ -84,7 +92,7 @@ def test_plain_steps_are_measured_again_while_blocks_run():
     _, blocks = simulate(draft_length, cheap, lambda _: 0.6, 3000)
     last_plain = len(blocks) - 1 - blocks[::-1].index(1)
     assert max(set(blocks), key=blocks.count) > 1
-    assert last_plain > len(blocks) - AGAIN - 5
+    assert last_plain > len(blocks) - REMEASURE_AFTER - 5
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4, 8, 16])
@@ -95,14 +103,14 @@ def test_blocks_stay_within_twice_what_the_drafter_was_made_for(block_size: int)
     assert max(blocks) <= 2 * block_size
 
 
-def test_a_fixed_pace_shrinks_only_at_the_end():
+def test_a_fixed_block_shrinks_only_at_the_end():
     draft_length = FixedDraftLength(8)
     assert [draft_length.choose(remaining) for remaining in (100, 8, 7, 1)] == [8, 8, 7, 1]
 
 
-def test_a_tour_measures_every_block_and_plain_steps():
+def test_calibration_measures_every_block_and_plain_steps():
     draft_length = AdaptiveDraftLength(8)
-    _, blocks = simulate(Tour(draft_length), cheap, lambda _: 0.0, 60)
+    _, blocks = simulate(Calibration(draft_length), cheap, lambda _: 0.0, 60)
     counts = {block: blocks.count(block) for block in (*draft_length.blocks, 1)}
     assert all(counts[block] >= TRIALS + 1 for block in draft_length.blocks)
     assert counts[1] >= PLAIN_TRIALS + 1
@@ -142,19 +150,19 @@ def test_a_machine_that_is_slower_now_and_faster_then_does_not_mislead_it():
 
 def test_a_block_that_the_drafter_left_short_tells_no_cost():
     draft_length = AdaptiveDraftLength(8)
-    simulate(Tour(draft_length), cheap, lambda _: 0.8, 400)
+    simulate(Calibration(draft_length), cheap, lambda _: 0.8, 400)
     before = draft_length.cost(4) / draft_length.cost(8)
     for _ in range(200):
-        wished = draft_length.choose(1000)
-        block = 4 if wished > 4 else wished
-        draft_length.record(block, block - 1, 0.1 if wished > 4 else cheap(block))  # looked up
+        asked = draft_length.choose(1000)
+        block = 4 if asked > 4 else asked
+        draft_length.record(block, block - 1, 0.1 if asked > 4 else cheap(block))  # looked up
     assert draft_length.cost(4) / draft_length.cost(8) == pytest.approx(before)
 
 
 def test_short_sequences_are_not_cut_for_the_sake_of_measuring():
     draft_length, blocks = AdaptiveDraftLength(8), []
     for seed in range(300):
-        blocks += simulate(draft_length, linear_then_dear, lambda _: 0.7, 10, seed)[1]
+        blocks += simulate(draft_length, linear_then_costly, lambda _: 0.7, 10, seed)[1]
     assert sum(block > 4 for block in blocks[100:]) < 0.15 * len(blocks[100:])
 
 

@@ -13,9 +13,10 @@ from dataclasses import replace
 import mlx.core as mx
 
 from engine.decode import Diagnosis, decode
-from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength, Tour
+from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.base import Draft, Drafter
 from engine.drafters.with_lookup import WithLookup
+from engine.evaluation.calibration import Calibration
 from engine.sampling import Sampler
 from engine.target.loading import load_drafter
 from engine.target.model import Target
@@ -48,11 +49,11 @@ class KakeyaArm:
 
     def warm_up(self, prompts: Sequence[Sequence[int]], max_tokens: int, script: Script | None) -> None:
         """Run once; an adaptive draft length tries every block, as before the engine's own measurements."""
-        tour = Tour(self._pace) if isinstance(self._pace, AdaptiveDraftLength) else None
+        calibration = Calibration(self._pace) if isinstance(self._pace, AdaptiveDraftLength) else None
         for prompt in prompts[:WARM_UPS]:
-            for _ in self._decode(prompt, max_tokens, script, tour or self._pace):
+            for _ in self._decode(prompt, max_tokens, script, calibration or self._pace):
                 pass
-            if tour is None or tour.finished:
+            if calibration is None or calibration.finished:
                 break
 
     def run(self, prompt: Sequence[int], max_tokens: int, script: Script | None) -> Iterator[Batch]:

@@ -8,8 +8,7 @@ n and max|y| are kept in float16. There are two codes. `LatticeCompat` gives wha
 within bounds, and of a few ranges, max|y| the widest, the one with the least error; it keeps exactly b bits a
 coordinate. With few bits cutting off the tails costs less than a coarse grid.
 
-All is computed in float32. A row of zeros is decoded to zeros; rows beyond the range of the two numbers are
-made as long as the numbers can say.
+All is computed in float32. Rows beyond the range of the two numbers are made as long as they can say.
 
     D_n = {x in Z^n: the sum of x is even}        E8 = D8 and D8 + ½ together
 

@@ -194,7 +194,7 @@ def _others(built: Any, *_: int) -> list[Any]:
 
 
 def _one_other(built: Any, headroom: int) -> list[Any]:
-    """The model's caches, one of them of a kind that cannot be taken back in part."""
+    """The model's caches, one of them of a kind that cannot go back in part."""
     caches = new_caches(built, headroom)
     caches[-1] = ConcatenateKVCache()
     return caches

@@ -56,7 +56,7 @@ class Batch:
         return np.array(logits)
 
     def round(self, count: int, kept: list[int]) -> None:
-        """Blocks of which the first ``kept[s]`` tokens are right."""
+        """Blocks whose first ``kept[s]`` tokens are right."""
         blocks = [
             [
                 token if i < keep else (token + 1) % models.VOCAB

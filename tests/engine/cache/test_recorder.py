@@ -38,7 +38,7 @@ def test_closing_restores_the_model_whatever_the_order(family: str):
     assert [name for name, _ in tree_flatten(model.parameters())] == names
     one.close()
     one.close()
-    assert classes(model) != before  # somebody still listens
+    assert classes(model) != before  # the other one still listens
     other.close()
     assert classes(model) == before
 

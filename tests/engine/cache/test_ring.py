@@ -65,19 +65,19 @@ def test_any_sequence_of_rounds_shows_what_an_unbounded_cache_would(window, head
     ring = SlidingRing(window, headroom, sink)
     if prompt:
         check_step(ring, prompt)
-    for wished, confirmed, surplus in rounds:
-        block = min(wished, headroom)
+    for asked, confirmed, surplus in rounds:
+        block = min(asked, headroom)
         kept = min(confirmed, block)
-        begun = ring.offset
+        start = ring.offset
         ring.begin(block)
         check_step(ring, block)
         ring.commit(block - kept)
-        assert ring.offset == begun + kept
+        assert ring.offset == start + kept
         assert ring.size() == min(ring.offset, window + sink)
         assert ring.nbytes <= (sink + window + headroom) * A_ROW
         if surplus and ring.rewindable(surplus):
             ring.rewind(surplus)
-            assert ring.offset == begun + kept - surplus
+            assert ring.offset == start + kept - surplus
     check_step(ring, 1)
 
 

@@ -51,23 +51,23 @@ def seen_by(cache: Any, query: int) -> list[int]:
 
 
 def play(cache: Any, seed: int, rounds: int, headroom: int) -> None:
-    """Blocks of random lengths, filled up or not, of which some rows stay; every mask is checked."""
+    """Blocks of random lengths, filled up or not; some of their rows stay; every mask is checked."""
     random = tiny.seeded(seed)
     first = 1 + random.randrange(30)
     cache.update_and_fetch(rows_of(0, first), -rows_of(0, first))
     for _ in range(rounds):
         size = random.randint(1, headroom)
         count = random.randint(1, size)
-        begun = cache.offset
+        start = cache.offset
         if isinstance(cache, SlidingRing):
             cache.begin(count)
         positions, mask, offset = write(cache, count, size)
-        assert offset == begun
-        assert cache.offset == begun + count
+        assert offset == start
+        assert cache.offset == start + count
         assert mask.shape == (size, len(positions))
         for query in range(size):
             visible = sorted(positions[mask[query]].astype(int).tolist())
-            assert visible == seen_by(cache, begun + query), f"query {query} of {size} at {begun}"
+            assert visible == seen_by(cache, start + query), f"query {query} of {size} at {start}"
         kept = random.randint(0, count)
         if isinstance(cache, SlidingRing):
             cache.commit(count - kept)
@@ -142,16 +142,16 @@ def test_a_plain_buffer_has_room_in_whole_steps_and_seldom_grows(chunks: tuple[i
     for count in chunks:  # mlx-lm's buffers end anywhere
         cache.update_and_fetch(rows_of(cache.offset, count), rows_of(cache.offset, count))
     assert reserve(cache, new)
-    room = cache.keys.shape[2]
-    assert room % STEP == 0
-    assert cache.offset + new <= room < cache.offset + new + 256 + STEP
+    rows_held = cache.keys.shape[2]
+    assert rows_held % STEP == 0
+    assert cache.offset + new <= rows_held < cache.offset + new + 256 + STEP
     keys = cache.keys
-    while cache.offset + new <= room:
+    while cache.offset + new <= rows_held:
         assert reserve(cache, new)
         assert cache.keys is keys  # nothing is copied until it is full
         cache.offset += new
     assert reserve(cache, new)
-    assert cache.keys.shape[2] == room + STEP
+    assert cache.keys.shape[2] == rows_held + STEP
     assert mx.array_equal(cache.keys[:, :, : keys.shape[2]], keys).item()
 
 

@@ -41,7 +41,7 @@ def last_json(out: str) -> dict[str, Any]:
     return json.loads(out.strip().splitlines()[-1])
 
 
-def test_the_checks_the_answers_and_a_report_that_the_gate_accepts(capsys, small: list[str], tmp_path: Path):
+def test_checks_pass_and_the_gate_accepts_the_report(capsys, small: list[str], tmp_path: Path):
     report = tmp_path / "s.json"
     code, out, err = call(capsys, *small, "--report", str(report))
     assert code == 0, err
@@ -80,7 +80,7 @@ def test_a_check_that_fails_is_exit_1_and_no_report(
         (("--model", "x", "--id", "demo"), "--model serves a folder; leave out --registry and --id"),
         (("--drafter", "none"), "--drafter goes with --model"),
         (("--id", "nobody"), "there is no model 'nobody'; there are demo"),
-        (("--kv", "sink-window:4,16"), "there is no KV channel 'sink-window:4,16'"),
+        (("--kv", "sink-window:4,16"), "may not ask for the KV policy sink-window:4,16"),
         (("--id", "demo@native", "--kv", "affine8"), "name one"),
         (("--thinking", "on", "--prompts", "code", "--limit", "1"), "add --chat"),
         (("--request-nonce", "x"), "missing"),

@@ -54,7 +54,7 @@ def small() -> Arrays:
     return stored("x_64", "d4_q38_64", "e8_q4_64")
 
 
-def test_the_stored_references_are_those_that_were_made():
+def test_stored_references_have_their_digests():
     listed = json.loads((DATA / "DIGESTS.json").read_text())
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in DATA.glob("*.npz")}
     assert found == listed
@@ -87,7 +87,7 @@ def rows_of(out: str) -> list[list[str]]:
     return [cells for cells in lines if cells and re.fullmatch(r"(d4|e8)_q\d+_\d+", cells[0])]
 
 
-def test_for_people_there_is_a_row_for_each_entry_and_then_the_line(
+def test_table_has_a_row_per_entry_and_the_json_line(
     small: Arrays, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "140")
@@ -316,7 +316,7 @@ def test_a_single_array_and_a_foreign_zip_are_exit_2(capsys, tmp_path: Path):
         other.writestr("x_64", "no array")
     code, _, err = codec(capsys, tmp_path / "other.zip")
     assert code == 2
-    assert "x_64 is of type" in err
+    assert "x_64" in err
 
 
 def test_a_huge_file_is_refused_before_it_is_read(

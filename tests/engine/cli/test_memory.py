@@ -10,11 +10,10 @@ import pytest
 
 from engine.cli import memory as command
 from engine.cli import run
-from engine.cli.memory_tables import size
 from engine.config import Options, open_engine
 from engine.draft_length import FixedDraftLength
 from engine.evaluation.arms import speculate
-from engine.memory.predict import POLICIES
+from engine.memory import POLICIES
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from tests.engine.batches import prompt_of
 
@@ -214,6 +213,6 @@ def test_a_long_prediction_says_how_far_it_is(capsys, monkeypatch):
 
 
 def test_sizes_are_readable():
-    assert [size(count) for count in (0, 1023, 1024, 3_211_264, 2**40)] == [
+    assert [command.size(count) for count in (0, 1023, 1024, 3_211_264, 2**40)] == [
         "0 B", "1023 B", "1.00 KiB", "3.06 MiB", "1.00 TiB",
     ]  # fmt: skip

@@ -24,7 +24,7 @@ BOUND = (
 CASES = sorted(path.name for path in DATA.iterdir() if path.is_dir())
 
 
-def test_the_stored_references_are_those_that_were_made():
+def test_stored_references_have_their_digests():
     lines = (DATA / "SHA256SUMS").read_text().splitlines()
     listed = {name: digest for digest, name in (line.split() for line in lines)}
     found = {str(path.relative_to(DATA)): path for path in DATA.glob("*/*")}
@@ -55,7 +55,7 @@ def rows_of(out: str) -> list[list[str]]:
     return [cells for cells in lines if cells]
 
 
-def test_one_case_prints_a_row_for_each_round_and_then_the_line(capsys):
+def test_case_prints_a_row_per_round_and_the_json_line(capsys):
     code, out, err = parity(capsys, DATA / "dflash2")
     assert (code, err) == (0, "")
     document = json.loads(out.splitlines()[-1])
@@ -93,7 +93,7 @@ def test_above_the_tolerance_is_exit_1(capsys):
     assert (document["passed"], document["cases"][0]["argmax_agreement"]) == (False, 1.0)
 
 
-def test_the_tolerance_is_the_largest_difference_that_passes(capsys):
+def test_tolerance_is_the_largest_difference_that_passes(capsys):
     _, out, _ = parity(capsys, DATA / "full", "--json")
     rows = json.loads(out)["cases"]
     largest = max(row[name] for row in rows for name in ("hidden_max_abs", "logits_max_abs"))
@@ -129,7 +129,7 @@ def swap_path(arrays: Arrays) -> None:
         ("dflash2", swap_path, "1e3", "path_equal", 1),
     ],
 )
-def test_any_difference_is_exit_1_and_shown_where_it_is(
+def test_difference_is_exit_1_and_shown_in_its_round(
     case: str, change: Any, tolerance: str, field: str, failing: int, capsys, tmp_path: Path
 ):
     folder = copy(case, tmp_path, change)
@@ -157,7 +157,7 @@ def test_a_reference_that_is_not_finite_never_passes(capsys, tmp_path: Path, nam
     assert not json.loads(out)["passed"]
 
 
-def test_outputs_of_ours_that_are_not_finite_never_pass(capsys, tmp_path: Path):
+def test_outputs_that_are_not_finite_never_pass(capsys, tmp_path: Path):
     """Weights so large that float32 overflows on the way."""
     folder = copy("full", tmp_path)
     weights = mx.load(str(folder / "model.safetensors"))
@@ -171,7 +171,7 @@ def test_outputs_of_ours_that_are_not_finite_never_pass(capsys, tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_passes_with_a_tolerance_of_its_own(capsys, dtype: str):
+def test_half_precision_has_its_own_tolerance(capsys, dtype: str):
     code, out, _ = parity(capsys, DATA / "full", "--dtype", dtype, "--json")
     document = json.loads(out)
     assert (code, document["passed"]) == (0, True)

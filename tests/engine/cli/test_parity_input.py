@@ -166,7 +166,7 @@ ROPE = {"rope_type": "dynamic", "rope_theta": 50000.0, "factor": 4.0}
         ),
     ],
 )
-def test_a_config_that_makes_no_sense_is_exit_2_before_anything_is_built(
+def test_bad_config_is_exit_2_before_anything_is_built(
     case: str, changes: dict[str, Any], message: str, capsys, tmp_path: Path
 ):
     folder = copy(case, tmp_path)
@@ -182,7 +182,7 @@ def test_a_config_that_makes_no_sense_is_exit_2_before_anything_is_built(
     assert mx.get_peak_memory() - memory < 2**24, "bytes; the case has less than one million"
 
 
-def test_layers_that_are_numbered_high_do_not_pass_for_many(capsys, tmp_path: Path):
+def test_high_layer_number_is_not_a_layer_count(capsys, tmp_path: Path):
     folder = copy("full", tmp_path)
     weights = mx.load(str(folder / "model.safetensors"))
     weights["layers.9999999.mlp.up_proj.weight"] = mx.zeros((2,))
@@ -193,7 +193,7 @@ def test_layers_that_are_numbered_high_do_not_pass_for_many(capsys, tmp_path: Pa
     assert "num_hidden_layers is 10000000, the weights hold 3 layers" in err
 
 
-def test_a_bad_case_among_good_ones_stops_all_before_any_work(capsys, tmp_path: Path):
+def test_bad_case_stops_all_before_any_work(capsys, tmp_path: Path):
     copy("full", tmp_path)
     (copy("dynamic", tmp_path) / "golden.npz").unlink()
     code, out, err = parity(capsys, tmp_path)
@@ -243,7 +243,7 @@ def test_a_reference_name_that_is_no_text_is_exit_2(capsys, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["torch\ud800", "tor\u202ech", "", "t" * 401])
-def test_a_reference_name_a_report_could_not_hold_is_exit_2(name: str, capsys, tmp_path: Path):
+def test_unprintable_reference_name_is_exit_2(name: str, capsys, tmp_path: Path):
     code, _, err = parity(
         capsys, copy("full", tmp_path, lambda arrays: arrays.update(reference=np.array(name)))
     )

@@ -78,7 +78,7 @@ def finished(capsys: pytest.CaptureFixture[str], command: list[str], report: Pat
 
 @pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("torn", [True, False])
-def test_a_killed_run_goes_on_and_keeps_its_rows(capsys, command: list[str], tmp_path: Path, torn: bool):
+def test_a_killed_run_resumes_with_its_rows(capsys, command: list[str], tmp_path: Path, torn: bool):
     report = tmp_path / "out" / "r.json"
     journal = tmp_path / "out" / "r.json.partial.jsonl"
     command = [*command, "--report", str(report)]
@@ -97,7 +97,7 @@ def test_a_killed_run_goes_on_and_keeps_its_rows(capsys, command: list[str], tmp
 
 
 @pytest.mark.slow
-def test_another_run_does_not_go_on_with_it(capsys, command: list[str], tmp_path: Path):
+def test_another_run_does_not_resume_it(capsys, command: list[str], tmp_path: Path):
     report = tmp_path / "r.json"
     journal = tmp_path / "r.json.partial.jsonl"
     command = [*command, "--report", str(report)]
@@ -124,7 +124,7 @@ def test_an_interrupt_says_where_the_rows_are(capsys, command: list[str], tmp_pa
 
 @pytest.mark.sampled(0, 2)
 @pytest.mark.parametrize("rows", [3, 0])
-def test_a_run_without_a_report_keeps_its_rows_in_the_state_folder(
+def test_rows_without_a_report_are_in_the_state_folder(
     capsys, command: list[str], state: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ):
     runs: list[bool] = []

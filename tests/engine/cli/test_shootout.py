@@ -74,7 +74,7 @@ def test_one_command_prints_the_shootout(capsys, models: list[str], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_quality_tells_equal_outputs_by_set(capsys, models: list[str], tmp_path: Path):
+def test_quality_counts_equal_outputs_by_set(capsys, models: list[str], tmp_path: Path):
     rows = [{"id": f"a-{i}", "prompt": f"x = {i}\n" * 3} for i in range(3)]
     own, report = str(write(tmp_path / "own.jsonl", *rows)), tmp_path / "q.json"
     arguments = ("quality", "--prompts", own, "--max-tokens", "12", "--report", str(report), *models)
@@ -153,7 +153,7 @@ def test_made_up_prompts_take_their_seed_from_the_request(
 
 
 @pytest.mark.slow
-def test_prompts_of_a_file_keep_their_order_whatever_the_request(capsys, models: list[str], tmp_path: Path):
+def test_prompts_of_a_file_keep_their_order(capsys, models: list[str], tmp_path: Path):
     report = tmp_path / "recall.json"
     rows = [
         needle_row(id=f"own-{number}", prompt=f"{number} {needle_row()['prompt']}") for number in range(4)

@@ -51,7 +51,7 @@ def test_it_proposes_the_models_own_continuation(drafting: Target):
 
 
 @pytest.mark.sampled(0, 2)
-def test_whatever_is_kept_the_next_proposal_is_that_of_one_who_saw_the_text_anew(drafting: Target):
+def test_proposal_depends_only_on_committed_tokens(drafting: Target):
     random = tiny.seeded(5)
     text = prompt_of(6)
     drafter = fresh(drafting, text)
@@ -79,7 +79,7 @@ def test_rewound_it_proposes_as_if_the_tokens_had_never_come(drafting: Target, b
     drafts = drafter.propose(7, 9).tokens.tolist()
     drafter.observe([7, *drafts], None)
     text += [7, *drafts]
-    drafter.propose(8, 4)  # nobody commits any of it
+    drafter.propose(8, 4)  # nothing of it is committed
     assert drafter.rewind(back)
     text = text[: len(text) - back]
     assert drafter.propose(9, 5).tokens.tolist() == fresh(drafting, text).propose(9, 5).tokens.tolist()

@@ -1,4 +1,4 @@
-"""Prompt lookup beside another drafter: who is asked when, and both stay in step."""
+"""Prompt lookup next to another drafter: which is asked when, and both stay in step."""
 
 from __future__ import annotations
 

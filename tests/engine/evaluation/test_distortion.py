@@ -82,7 +82,7 @@ def test_the_distortion_of_a_first_layer_is_that_of_its_code(engine: Engine):
         assert measured > 1e-3
 
 
-def test_what_is_evicted_from_a_first_layer_is_the_share_that_is_lost(engine: Engine):
+def test_evicted_share_of_a_first_layer_counts_as_lost(engine: Engine):
     native = held_after(engine, PROMPT)
     ours = replace(engine, policy=parse_policy("sink-window:2,8@sliding"))
     found = distortion(native, held_after(ours, PROMPT), [0])
@@ -94,7 +94,7 @@ def test_what_is_evicted_from_a_first_layer_is_the_share_that_is_lost(engine: En
     assert use.values == 6 * 2 * 2 * (2 + 7) * 32  # layers, keys and values, heads, positions, dimensions
 
 
-def test_codes_are_counted_as_they_are_stored_after_all_of_the_text(engine: Engine):
+def test_codes_count_as_stored_after_the_whole_text(engine: Engine):
     ours = replace(engine, policy=parse_policy("rotated:4,64@full"))
     found = examine(ours, PROMPT, TEXT, held_after(engine, PROMPT))
     assert found.use.layers == (2, 5, 8)

@@ -17,7 +17,7 @@ from engine.evaluation.measure import configuration
 from engine.evaluation.prompts import SHIPPED_SETS, load_prompts
 from engine.evaluation.quality import QualitySwitches
 from engine.evaluation.recall import RecallSwitches
-from engine.evaluation.server_switches import ServerSwitches
+from engine.evaluation.server import ServerSwitches
 from engine.evaluation.throughput import Switches
 from engine.generate import GenerateSwitches
 from engine.target.loading import LoadedTarget, load_target
@@ -49,7 +49,7 @@ def test_the_shipped_prompts_are_those_the_gate_knows() -> None:
 @pytest.mark.parametrize(
     "family", ["llama", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5", "qwen3_next"]
 )
-def test_a_targets_caches_are_told_without_computing(family: str, tmp_path: Path) -> None:
+def test_cache_layers_of_a_target_are_described(family: str, tmp_path: Path) -> None:
     target: LoadedTarget = load_target(families.save(tmp_path / family, family))
     layers = target_card(target).cache_layers
     assert layers is not None

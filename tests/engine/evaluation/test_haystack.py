@@ -35,7 +35,7 @@ def count(tokenizer: Any, text: str) -> int:
 
 
 def parts(prompt: Prompt) -> tuple[str, str, str]:
-    """What stands before the needle, between it and the question, and the question."""
+    """The text before the needle, between it and the question, and the question."""
     assert prompt.needle is not None
     assert prompt.text is not None
     before, after = prompt.text.split(f" {prompt.needle.sentence}")
@@ -55,9 +55,7 @@ def met(tokenizer: Any, prompt: Prompt) -> tuple[float, int]:
 @pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("context", [200, 480, 2000])
-def test_the_needle_lies_at_its_depth_in_a_prompt_of_the_length_asked_for(
-    tokenizer: Any, context: int, chat: bool
-):
+def test_needle_has_its_depth_and_prompt_its_length(tokenizer: Any, context: int, chat: bool):
     switches = ChatSwitches(chat=chat)
     made = generate(tokenizer, context=context, per_depth=4, seed=11, switches=switches)
     assert len(made) == 4 * len(DEPTHS)
@@ -89,7 +87,7 @@ def test_names_are_held_out_from_training(tokenizer: Any):
         assert names.isdisjoint(TRAIN.names)
 
 
-def test_the_same_seed_gives_the_same_prompts_and_more_of_them_begin_the_same(tokenizer: Any):
+def test_same_seed_gives_the_same_prompts(tokenizer: Any):
     one = generate(tokenizer, context=300, per_depth=2, seed=5)
     assert one == generate(tokenizer, context=300, per_depth=2, seed=5)
     assert one == generate(tokenizer, context=300, per_depth=3, seed=5)[: len(one)]
@@ -140,17 +138,17 @@ def test_switches_that_make_no_sense_are_refused(haystack: Haystack, message: st
             checked.check()
 
 
-def test_the_shipped_set_is_read_unless_prompts_are_to_be_made_up(tokenizer: Any):
-    def taken(name: str, haystack: Haystack, limit: int | None = None) -> list[Prompt]:
+def test_shipped_set_is_read_unless_prompts_are_made_up(tokenizer: Any):
+    def chosen(name: str, haystack: Haystack, limit: int | None = None) -> list[Prompt]:
         return retrieval_prompts(name, haystack, tokenizer, limit=limit, seed=0, switches=ChatSwitches())
 
-    assert taken("retrieval", Haystack(), 3) == load_prompts("retrieval", 3)
-    made = taken("generated", Haystack())
+    assert chosen("retrieval", Haystack(), 3) == load_prompts("retrieval", 3)
+    made = chosen("generated", Haystack())
     assert made == generate(tokenizer)
-    assert taken("retrieval", Haystack(per_depth=4)) == made
-    assert taken("retrieval", Haystack().filled("generated"), 3) == made[:3]
+    assert chosen("retrieval", Haystack(per_depth=4)) == made
+    assert chosen("retrieval", Haystack().filled("generated"), 3) == made[:3]
     assert not Haystack().filled("retrieval").wanted
     assert not Haystack().filled("own.jsonl", unfit=True).wanted
     assert Haystack().filled("retrieval", unfit=True).wanted
     with pytest.raises(ConfigurationError, match="leave them out, or --prompts code"):
-        taken("code", Haystack(context=300))
+        chosen("code", Haystack(context=300))

@@ -1,16 +1,19 @@
-"""A journal keeps what was finished, and gives it back to the same run and to no other."""
+"""A journal keeps finished rows and returns them to the same run only, which the fingerprint identifies."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.errors import ConfigurationError, EngineError
-from engine.evaluation.journal import Entry, Journal
+from engine.evaluation.journal import Entry, Fingerprint, Journal, boot_session, fingerprint
+from engine.evaluation.prompts import Needle, raw_prompt
+from evidence_format.model import ReportRequest
 
 MARKS = {"max_tokens": 16, "prompts": "a" * 64, "kv": "native"}
 
@@ -27,7 +30,7 @@ def filled(path: Path, rows: int) -> Journal:
     return journal
 
 
-def test_finished_rows_come_back_as_they_were(tmp_path: Path):
+def test_finished_rows_are_read_back_unchanged(tmp_path: Path):
     first = filled(tmp_path / "new" / "j.jsonl", 3)
     again = Journal(first.path).open(MARKS)
     assert again.kept == [Entry("plain", [row(number)]) for number in range(3)]
@@ -38,7 +41,7 @@ def test_finished_rows_come_back_as_they_were(tmp_path: Path):
 
 
 @pytest.mark.parametrize("lost", range(1, 200, 7))
-def test_a_line_that_was_not_finished_never_happened(tmp_path: Path, lost: int):
+def test_an_unfinished_line_is_dropped(tmp_path: Path, lost: int):
     path = filled(tmp_path / "j.jsonl", 3).path
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(path.read_bytes()[: -min(lost, len(lines[-1]))])
@@ -50,7 +53,7 @@ def test_a_line_that_was_not_finished_never_happened(tmp_path: Path, lost: int):
 
 
 @pytest.mark.parametrize("length", [81, 120, 200])
-def test_a_first_line_that_was_not_finished_is_begun_again(tmp_path: Path, length: int):
+def test_an_unfinished_first_line_starts_over(tmp_path: Path, length: int):
     path = filled(tmp_path / "j.jsonl", 1).path
     path.write_bytes(path.read_bytes()[:length])
     assert Journal(path).open(MARKS).kept == []
@@ -69,7 +72,7 @@ NO_JOURNALS = {
 
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("name", NO_JOURNALS)
-def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(tmp_path: Path, name: str, resume: bool):
+def test_a_file_that_is_no_journal_is_refused_unchanged(tmp_path: Path, name: str, resume: bool):
     path = tmp_path / "notes.txt"
     path.write_bytes(NO_JOURNALS[name])
     with pytest.raises(ConfigurationError, match=r"is no journal.*delete it, or give --journal another FILE"):
@@ -96,7 +99,7 @@ def test_a_refused_journal_keeps_its_unfinished_line(tmp_path: Path, marks: str)
 
 
 @pytest.mark.parametrize("how", ["remove", "close"])
-def test_another_file_that_took_the_journals_name_stays(tmp_path: Path, how: str):
+def test_another_file_under_the_journals_name_stays(tmp_path: Path, how: str):
     journal = Journal(tmp_path / "j.jsonl").open(MARKS)
     (tmp_path / "report").write_text("a report")
     (tmp_path / "report").replace(journal.path)
@@ -104,7 +107,7 @@ def test_another_file_that_took_the_journals_name_stays(tmp_path: Path, how: str
     assert journal.path.read_text() == "a report"
 
 
-def test_rows_given_up_are_not_taken_over(tmp_path: Path):
+def test_abandoned_rows_are_not_resumed(tmp_path: Path):
     journal = Journal(tmp_path / "j.jsonl").open(MARKS)
     journal.add(Entry("plain", [row(0)]))
     journal.restart({"after_samples": 1, "reason": "busy"})
@@ -115,7 +118,7 @@ def test_rows_given_up_are_not_taken_over(tmp_path: Path):
     assert again.restarts == [{"after_samples": 1, "reason": "busy"}]
 
 
-def test_another_run_is_refused_and_told_what_differs(tmp_path: Path):
+def test_another_run_is_refused_with_the_differences(tmp_path: Path):
     path = filled(tmp_path / "j.jsonl", 1).path
     before = path.read_bytes()
     with pytest.raises(
@@ -138,7 +141,7 @@ def test_an_edited_journal_is_refused(tmp_path: Path, line: int):
         Journal(path).open(MARKS)
 
 
-def test_a_line_taken_out_is_noticed(tmp_path: Path):
+def test_a_removed_line_is_noticed(tmp_path: Path):
     path = filled(tmp_path / "j.jsonl", 3).path
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
@@ -172,9 +175,7 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path):
         Journal(tmp_path / "file" / "j.jsonl").open(MARKS)
 
 
-def test_journals_nobody_named_have_names_of_their_own_and_few_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_unnamed_journals_are_named_by_run_and_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("engine.evaluation.journal.KEPT", 2)
     for number in range(4):
         journal = Journal(None, tmp_path).open(MARKS | {"seed": number})
@@ -190,3 +191,76 @@ def test_every_line_is_json_behind_its_digest(tmp_path: Path):
     head, *rows = [json.loads(line.partition(b" ")[2]) for line in path.read_bytes().splitlines()]
     assert head["fingerprint"] == MARKS
     assert [entry["rows"][0]["prompt_id"] for entry in rows] == ["p-0", "p-1"]
+
+
+CARD = {"id": "demo", "weights_sha256": "a" * 64, "dtype": "float32", "quantization": None, "parameters": 5}
+ENVIRONMENT: dict[str, Any] = {
+    "machine": "x86_64",
+    "chip": "A",
+    "memory_bytes": 2**30,
+    "power_source": "ac",
+    "thermal_state": "nominal",
+    "swapping": False,
+    "versions": {"mlx": "0.32.4"},
+    "git": {"sha": "b" * 40, "dirty": None, "source_sha256": "c" * 64},
+    "models": {"target": CARD},
+}
+PROMPTS = [raw_prompt("x", "p-1"), raw_prompt("y", "p-2")]
+REQUEST = ReportRequest(
+    nonce="20260102t030405z0123456789ab",
+    workload_sha="a" * 40,
+    preset_digest="b" * 64,
+    engine_source="installed",
+)
+
+
+def marks(**changes: Any) -> Fingerprint:
+    given = {
+        "environment": ENVIRONMENT,
+        "configuration": {"max_tokens": 16},
+        "prompts": PROMPTS,
+        "encoded": [[1], [2]],
+        "request": None,
+    }
+    return fingerprint(**given | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"configuration": {"max_tokens": 17}}, "max_tokens"),
+        ({"encoded": [[1], [3]]}, "prompts"),
+        ({"prompts": PROMPTS[::-1]}, "prompts"),
+        ({"prompts": [PROMPTS[0], replace(PROMPTS[1], needle=Needle("y", "y", 0.5))]}, "prompts"),
+        ({"request": REQUEST}, "request nonce"),
+        ({"environment": ENVIRONMENT | {"chip": "B"}}, "machine"),
+        ({"environment": ENVIRONMENT | {"versions": {"mlx": "0.32.5"}}}, "version of mlx"),
+        (
+            {"environment": ENVIRONMENT | {"git": {"source_sha256": "d" * 64}}},
+            "engine source",
+        ),
+        (
+            {"environment": ENVIRONMENT | {"models": {"target": CARD | {"weights_sha256": "d" * 64}}}},
+            "target weights_sha256",
+        ),
+    ],
+)
+def test_fingerprint_changes_with_what_rows_depend_on(changes: dict[str, Any], name: str):
+    one, other = marks(), marks(**changes)
+    assert one.get(name) != other.get(name)
+
+
+def test_fingerprint_ignores_volatile_conditions():
+    later = {"power_source": "battery", "swapping": True, "git": ENVIRONMENT["git"] | {"sha": "e" * 40}}
+    assert marks(environment=ENVIRONMENT | later) == marks()
+
+
+def test_a_reboot_changes_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    before = marks()
+    assert before["boot"] == boot_session()
+    (tmp_path / "boot_id").write_text("another\n")
+    monkeypatch.setattr("engine.evaluation.journal.BOOT", tmp_path / "boot_id")
+    monkeypatch.setattr("sys.platform", "linux")
+    assert marks()["boot"] == "another"
+    monkeypatch.setattr("engine.evaluation.journal.BOOT", tmp_path / "nowhere")
+    assert marks()["boot"] is None

@@ -56,7 +56,7 @@ def rows_of(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_shootout_has_a_reference_a_baseline_the_policies_and_their_controls(document: dict[str, Any]):
+def test_shootout_arms_are_oracle_baseline_policies_controls(document: dict[str, Any]):
     arms = [(arm["name"], arm["role"], arm["control"]) for arm in document["arms"]]
     assert arms == [
         ("oracle", "oracle", None),
@@ -102,7 +102,7 @@ def test_every_arm_runs_every_prompt_in_turn(document: dict[str, Any]):
 
 
 @pytest.mark.slow
-def test_rows_say_what_was_held_and_how_far_off_it_is(document: dict[str, Any]):
+def test_rows_have_held_bytes_and_distortion(document: dict[str, Any]):
     assert not any("kv" in row for name in ("oracle", "native") for row in rows_of(document, name))
     for row in rows_of(document, "affine:4,64@all"):
         assert 8 * row["kv"]["bytes"] == 5 * row["kv"]["values"]
@@ -137,7 +137,7 @@ def test_the_lines_of_the_table_are_the_reports_figures(document: dict[str, Any]
 
 
 @pytest.mark.slow
-def test_an_interrupted_shootout_goes_on_where_it_was(engine: Engine, tmp_path: Path):
+def test_an_interrupted_shootout_resumes(engine: Engine, tmp_path: Path):
     needles = Haystack(120, (0.5,), 2)
     switches = replace(SMALL, policies=("affine:4,64@full",), haystack=needles, speed_prompts="none")
 
@@ -165,7 +165,7 @@ def controls(*specs: str) -> dict[str, str | None]:
     return {policy.spec: control for policy, control in found.items()}
 
 
-def test_a_learned_source_is_tested_beside_all_that_were_listed():
+def test_a_learned_source_is_tested_others_are_controls():
     assert controls("affine", "restored:zeros:4,32", "restored:learned:4,32") == {
         "affine:4,64@all": None,
         "restored:learned:4,32@full": None,
@@ -182,13 +182,13 @@ def test_a_source_alone_gets_the_controls_it_lacks(source: str):
     assert found == {f"restored:{name}:4,64@full": name for name in ("exact", "noise") if name != source}
 
 
-def test_restorations_of_different_windows_have_controls_of_their_own():
+def test_restorations_of_different_windows_have_own_controls():
     found = controls("restored:learned:4,32", "restored:exact:4,64")
     assert list(found.values()).count(None) == 2
     assert found["restored:noise:4,32@full"] == found["restored:noise:4,64@full"] == "noise"
 
 
-def test_the_default_fits_a_report_and_has_a_pair_at_equal_stored_bits(engine: Engine):
+def test_default_policies_fit_a_report(engine: Engine):
     assert len(arms_of(engine, KVSwitches().parsed)) == 16
     assert {"rotated:5,64@inner:2", "lattice-packed:e8,5"} < set(POLICIES)
     more = [parse_policy(f"sink-window:4,{window}") for window in range(100, 118)]
@@ -220,7 +220,7 @@ def test_switches_that_make_no_sense_are_refused(changes: dict[str, Any], messag
         replace(SMALL, **changes).check()
 
 
-def test_the_engine_drafts_without_lookups_in_blocks_of_one_length(tmp_path: Path):
+def test_shootout_drafts_without_lookups_in_equal_blocks(tmp_path: Path):
     options = settled(Options())
     assert (options.drafter, options.block) == (str(SHIPPED_DRAFTER), "8")
     assert settled(Options(block="4")).block == "4"
@@ -238,9 +238,7 @@ def test_the_engine_drafts_without_lookups_in_blocks_of_one_length(tmp_path: Pat
         ({"speed_prompts": "retrieval"}, "retrieval-001 has one"),
     ],
 )
-def test_prompts_that_are_too_short_or_have_a_needle_too_many_are_refused(
-    engine: Engine, changes: dict[str, Any], message: str
-):
+def test_unfit_shootout_prompts_are_refused(engine: Engine, changes: dict[str, Any], message: str):
     with pytest.raises(PromptError, match=message):
         measure_kv(engine, replace(SMALL, **changes), prepare(), progress=quiet)
 

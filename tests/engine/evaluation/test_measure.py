@@ -24,8 +24,8 @@ class Killed(BaseException):
     """Stands for an interrupt."""
 
 
-class Bench:
-    """Arms whose runs are noted, and which can be killed at a run."""
+class Recorded:
+    """Arms whose runs are recorded, and which can be killed at a run."""
 
     def __init__(self, prompts: int, *, killed_at: int = -1, together: bool = False) -> None:
         self.runs: list[tuple[str, list[int]]] = []
@@ -62,30 +62,30 @@ class Bench:
         return [each.arm.drafter_forwards for each in self.arms]
 
 
-def test_every_prompt_goes_through_all_arms_and_every_other_one_the_other_way_round():
-    bench = Bench(3)
-    order = bench.go().order
+def test_every_second_prompt_runs_the_arms_in_reverse():
+    recorded = Recorded(3)
+    order = recorded.go().order
     assert [arm for arm, _ in order] == [*NAMES, *reversed(NAMES), *NAMES]
     assert [identifier for _, identifier in order] == ["p-0"] * 3 + ["p-1"] * 3 + ["p-2"] * 3
 
 
-def test_a_batch_is_a_turn_and_is_given_whole_to_those_who_want_it():
-    bench = Bench(5, together=True)
-    bench.go(batch=2)
+def test_a_batch_is_one_turn_and_one_run_where_batched():
+    recorded = Recorded(5, together=True)
+    recorded.go(batch=2)
     one = [("ours", [0, 1]), ("oracle", [0]), ("oracle", [1]), ("control", [0, 1])]
     other = [("control", [2, 3]), ("oracle", [2]), ("oracle", [3]), ("ours", [2, 3])]
-    assert bench.runs == [*one, *other, ("ours", [4]), ("oracle", [4]), ("control", [4])]
-    assert all([row["prompt_id"] for row in rows] == [f"p-{n}" for n in range(5)] for rows in bench.rows)
+    assert recorded.runs == [*one, *other, ("ours", [4]), ("oracle", [4]), ("control", [4])]
+    assert all([row["prompt_id"] for row in rows] == [f"p-{n}" for n in range(5)] for rows in recorded.rows)
 
 
 @pytest.mark.parametrize(("together", "batch", "runs"), [(False, 1, 12), (True, 2, 8), (True, 3, 8)])
-def test_a_run_killed_anywhere_goes_on_where_it_was(tmp_path: Path, together: bool, batch: int, runs: int):
-    whole = Bench(4, together=together)
+def test_a_run_killed_anywhere_resumes(tmp_path: Path, together: bool, batch: int, runs: int):
+    whole = Recorded(4, together=together)
     order = whole.go(batch=batch).order
     assert len(whole.runs) == runs
     for killed_at in range(runs):
         path = tmp_path / f"{killed_at}.jsonl"
-        first, second = (Bench(4, killed_at=at, together=together) for at in (killed_at, -1))
+        first, second = (Recorded(4, killed_at=at, together=together) for at in (killed_at, -1))
         journal = Journal(path).open({})
         with pytest.raises(Killed):
             first.go(batch=batch, journal=journal)
@@ -100,15 +100,15 @@ def test_a_run_killed_anywhere_goes_on_where_it_was(tmp_path: Path, together: bo
         assert second.forwards == whole.forwards == [2 + 3 + 4 + 5] * 3
 
 
-def test_a_disturbance_gives_up_all_rows_and_a_later_process_knows(tmp_path: Path):
+def test_a_disturbance_drops_all_rows_also_for_a_later_process(tmp_path: Path):
     path = tmp_path / "j.jsonl"
     reasons = iter([None, "busy", None])
-    bench = Bench(4, killed_at=8)
+    recorded = Recorded(4, killed_at=8)
     journal = Journal(path).open({})
     with pytest.raises(Killed):
-        bench.go(journal=journal, watch=lambda: next(reasons))
+        recorded.go(journal=journal, watch=lambda: next(reasons))
     journal.close()
-    again = Bench(4)
+    again = Recorded(4)
     measured = again.go(journal=Journal(path).open({}), watch=lambda: None)
     assert measured.restarts == [{"after_samples": 6, "reason": "busy"}]
     assert (measured.resumed, len(measured.order)) == (2, 12)
@@ -117,23 +117,23 @@ def test_a_disturbance_gives_up_all_rows_and_a_later_process_knows(tmp_path: Pat
 
 
 def test_after_the_last_restart_nothing_is_watched(tmp_path: Path):
-    bench = Bench(2)
-    measured = bench.go(watch=lambda: "busy")
+    recorded = Recorded(2)
+    measured = recorded.go(watch=lambda: "busy")
     assert len(measured.restarts) == RESTARTS
-    assert bench.forwards == [2 + 3] * 3
+    assert recorded.forwards == [2 + 3] * 3
     assert len(measured.order) == 6
 
 
-def test_rows_of_another_course_are_refused(tmp_path: Path):
+def test_rows_of_another_measurement_are_refused(tmp_path: Path):
     journal = Journal(tmp_path / "j.jsonl").open({})
     journal.add(Entry("oracle", [{"prompt_id": "p-0"}]))
     journal.close()
     with pytest.raises(ConfigurationError, match="oracle where ours comes next"):
-        Bench(2).go(journal=Journal(tmp_path / "j.jsonl").open({}))
+        Recorded(2).go(journal=Journal(tmp_path / "j.jsonl").open({}))
 
 
 def test_progress_counts_rows_and_names_the_phase():
-    bench, seen = Bench(2), []
-    measure(bench.arms, progress=lambda *told: seen.append(told))
+    recorded, seen = Recorded(2), []
+    measure(recorded.arms, progress=lambda *told: seen.append(told))
     assert seen[0] == (0, 6, "running ours", "p-0")
     assert [done for done, *_ in seen] == list(range(6))

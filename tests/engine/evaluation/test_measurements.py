@@ -98,7 +98,7 @@ def test_throughput_compares_the_arms_prompt_by_prompt(engine: Engine, prompts: 
 
 
 @pytest.mark.slow
-def test_a_disturbed_measurement_is_begun_again_and_says_so(
+def test_a_disturbed_measurement_starts_over_and_says_so(
     engine: Engine, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ):
     decode_s = iter([0.1] * 5 + [1.0])  # the second row of plain decoding finds the machine busy
@@ -261,7 +261,7 @@ def test_recall_decodes_prompts_together(folders: tuple[Path, Path], tmp_path: P
     assert whole <= lasted.total_seconds()
 
 
-def test_a_prompt_that_ends_at_once_is_counted_like_its_neighbours(
+def test_a_prompt_that_ends_at_once_counts_in_a_batch(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row(), needle_row(id="r-2", prompt=FACT))))

@@ -80,9 +80,7 @@ def test_switches_that_make_no_sense_are_refused(folders: tuple[Path, Path], pro
 
 
 @pytest.mark.slow
-def test_block_times_are_summarised_where_one_graph_holds_draft_and_verification(
-    folders: tuple[Path, Path], prompts: list[Prompt]
-) -> None:
+def test_single_graph_reports_block_times(folders: tuple[Path, Path], prompts: list[Prompt]) -> None:
     engine = open_engine(Options(folders[0], str(folders[1]), compiled=False, block="2", single_graph=True))
     document = measured(engine, prompts)
     turns = [turn for row in document["arms"][1]["samples"] for turn in row["rounds"]]
@@ -104,7 +102,7 @@ def test_block_times_are_summarised_where_one_graph_holds_draft_and_verification
 
 
 @pytest.mark.slow
-def test_windows_of_plain_decoding_say_how_far_they_reach(
+def test_kept_positions_of_plain_windows_are_reported(
     folders: tuple[Path, Path], prompts: list[Prompt]
 ) -> None:
     """The target's own windows are 8: wider ones bound nothing, narrower ones do."""

@@ -52,7 +52,7 @@ def failing(rows: list[dict[str, Any]]) -> list[int]:
     return [row["round"] for row in rows if not row["passed"]]
 
 
-def test_the_stored_references_are_those_that_were_made():
+def test_stored_references_have_their_digests():
     lines = (DATA / "SHA256SUMS").read_text().splitlines()
     listed = {name: digest for digest, name in (line.split() for line in lines)}
     found = {str(path.relative_to(DATA)): path for path in DATA.glob("*/**/*") if path.is_file()}
@@ -63,7 +63,7 @@ def test_the_stored_references_are_those_that_were_made():
 
 @pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("case", CASES)
-def test_a_pair_drafts_and_emits_what_the_published_loop_did(case: str, capsys):
+def test_pair_equals_the_published_loop(case: str, capsys):
     rows = rows_of(capsys, 0, DATA / case)
     with np.load(DATA / case / "golden.npz") as stored:
         full = (stored["drafts"] >= 0).all(axis=1)
@@ -76,7 +76,7 @@ def test_a_pair_drafts_and_emits_what_the_published_loop_did(case: str, capsys):
 
 
 @pytest.mark.slow
-def test_pairs_of_other_seeds_agree_with_the_published_package(capsys, tmp_path: Path):
+def test_pairs_of_other_seeds_equal_the_published_package(capsys, tmp_path: Path):
     uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-deps"]
     target = ["--python", sys.executable, "--target", str(tmp_path / "packages")]
     subprocess.run([*uv, *target, "dflash==0.1.0"], check=True)
@@ -90,9 +90,7 @@ def test_pairs_of_other_seeds_agree_with_the_published_package(capsys, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["gemma4_text", "gemma4_nested"])
-def test_a_drafter_fed_rows_without_the_targets_scale_differs_from_the_first_round(
-    case: str, capsys, tmp_path: Path
-):
+def test_missing_embedding_scale_fails_every_round(case: str, capsys, tmp_path: Path):
     folder = copy(case, tmp_path)
     config = json.loads((folder / "drafter" / "config.json").read_text())
     nested = config["dflash_config"]
@@ -129,7 +127,7 @@ def test_the_gate_accepts_the_report_of_a_pair(mixed: bool, capsys, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_reports_reference_is_the_digest_of_every_file_of_the_pair(capsys, tmp_path: Path):
+def test_reference_digest_covers_every_file_of_the_pair(capsys, tmp_path: Path):
     digests = set()
     for name in ("", "target/config.json", "drafter/config.json"):
         folder = copy("llama_untied", tmp_path / (name.partition("/")[0] or "plain"))
@@ -184,7 +182,7 @@ def one_more_accepted(arrays: Arrays) -> None:
         ),  # of a shorter block: in the last round
     ],
 )
-def test_any_difference_is_exit_1_and_shown_where_it_is(
+def test_difference_is_exit_1_and_shown_in_its_round(
     case: str, change: Any, rounds: list[int], field: str, capsys, tmp_path: Path
 ):
     found = rows_of(capsys, 1, copy(case, tmp_path, change))
@@ -204,7 +202,7 @@ def test_another_count_of_accepted_tokens_differs(capsys, tmp_path: Path):
     assert rows[2]["tokens_equal"] is False
 
 
-def test_a_reference_that_ends_within_a_block_is_compared_up_to_there(capsys, tmp_path: Path):
+def test_reference_that_ends_within_a_block_is_compared(capsys, tmp_path: Path):
     """As where a stop token is among those a round emitted."""
 
     def stop(arrays: Arrays) -> None:
@@ -247,9 +245,9 @@ ARRAYS = ("prompt", "drafts", "logits", "accepted", "tokens")
         (cut("drafts"), "logits is (24, 5, 300), should be (24, 4, 300)"),
         (cut("accepted"), "accepted is (23,), should be (24)"),
         (cut("tokens"), "tokens holds 25; the first and those accepted are 26"),
-        (empty("prompt"), "prompt is empty"),
-        (empty("tokens"), "tokens is empty"),
-        (empty("drafts"), "drafts is (0, 5); there must be a round"),
+        (empty("prompt"), "prompt is (0,), should be (rows)"),
+        (empty("tokens"), "tokens is (0,), should be (rows)"),
+        (empty("drafts"), "drafts is (0, 5), should be (rows, rows)"),
         (put("prompt", 0, 300), "prompt holds tokens outside the vocabulary of 300"),
         (put("tokens", 0, -1), "tokens holds tokens outside the vocabulary of 300"),
         (put("drafts", (2, 0), 300), "drafts of round 3 holds tokens outside the vocabulary of 300"),

@@ -1,4 +1,4 @@
-"""Reading prompts: shipped sets, own files, and refusals that name the line."""
+"""Reading prompts: shipped sets, own files, refusals that name the line, and sets that prove nothing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from engine.cli import run
 from engine.errors import ModelError, PromptError
 from engine.evaluation.prompts import (
     SHIPPED_SETS,
+    Prompt,
     chat_prompt,
     encode,
     load_prompts,
     raw_prompt,
+    refuse_unsound,
 )
 from engine.target.loading import load_target
 
@@ -41,7 +44,7 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
-def test_a_file_of_ones_own_is_read_in_order_and_limited_by_kind(tmp_path: Path):
+def test_a_users_file_is_read_in_order_limited_by_kind(tmp_path: Path):
     rows = [{"id": f"a-{i}", "kind": "a", "prompt": f"x{i}"} for i in range(4)]
     rows += [{"id": f"b-{i}", "kind": "b", "prompt": f"y{i}"} for i in range(4)]
     path = str(write(tmp_path / "own.jsonl", *rows))
@@ -52,7 +55,7 @@ def test_a_file_of_ones_own_is_read_in_order_and_limited_by_kind(tmp_path: Path)
     assert len(load_prompts(path)) == 8
 
 
-def test_the_needle_can_be_taken_out_and_the_instruction_has_no_name(tmp_path: Path):
+def test_needle_is_removable_and_instruction_has_no_name(tmp_path: Path):
     [prompt] = load_prompts(str(write(tmp_path / "own.jsonl", needle_row())))
     assert prompt.instruction == "Question: what is the secret code of {}? Answer:"
     bare = prompt.without_needle()
@@ -130,7 +133,7 @@ def test_one_prompt_under_two_ids_is_refused(tmp_path: Path):
         load_prompts(str(write(tmp_path / "own.jsonl", *rows)))
 
 
-def test_a_shipped_prompt_or_its_id_in_a_file_of_ones_own_is_refused(tmp_path: Path):
+def test_shipped_prompts_and_ids_are_refused_in_users_files(tmp_path: Path):
     other = {"id": "code-001", "prompt": "something else"}
     with pytest.raises(PromptError, match="the id code-001 is taken by a shipped prompt"):
         load_prompts(str(write(tmp_path / "own.jsonl", other)))
@@ -167,8 +170,8 @@ def test_tokens_are_those_mlx_lm_would_use(folders: tuple[Path, Path]):
     assert target.tokenizer.decode(tokens) == "héllo"
     turns = encode(chat_prompt([("user", "hi")]), target.tokenizer, target.target.vocab_size, target.context)
     assert target.tokenizer.decode(turns) == "<bos><user>hi<end><assistant>"
-    begun = encode(raw_prompt("<bos>a"), target.tokenizer, target.target.vocab_size, target.context)
-    assert target.tokenizer.decode(begun) == "<bos>a"
+    with_bos = encode(raw_prompt("<bos>a"), target.tokenizer, target.target.vocab_size, target.context)
+    assert target.tokenizer.decode(with_bos) == "<bos>a"
 
 
 def test_a_prompt_that_cannot_be_used_is_refused_by_id(folders: tuple[Path, Path]):
@@ -221,3 +224,59 @@ def test_files_of_well_known_sets_are_read_as_they_are(
     assert (prompt.id, prompt.kind, prompt.text) == (identifier, kind, text)
     assert prompt.messages == (None if asked is None else (("user", asked),))
     assert prompt.needle is None
+
+
+def row(identifier: str, code: str = "4821", prompt: str = HAYSTACK, **more: Any) -> dict[str, Any]:
+    prompt, needle = prompt.replace("4821", code), FACT.replace("4821", code)
+    return needle_row(id=identifier, prompt=prompt, needle=needle, answer=code, **more)
+
+
+def read(folder: Path, *rows: dict[str, Any]) -> list[Prompt]:
+    return load_prompts(str(write(folder / "own.jsonl", *rows)))
+
+
+OTHER = HAYSTACK + "Also say why. Be brief: "
+UNSOUND = {
+    "answer elsewhere": ([row("r-1", prompt=f"Not 4821. {HAYSTACK}")], "r-1 holds its answer '4821' outside"),
+    "instructions": (
+        [row("r-1"), row("r-2", "4822", prompt=OTHER)],
+        "r-1 and r-2 are of one set, 'r', but ask differently .*id of another set, such as other-r-1",
+    ),
+    "said instructions": (
+        [row("1", instruction="a"), row("2", "4822", instruction="b")],
+        r"1 and 2 are of one set, '', but ask differently \('a', 'b'\)",
+    ),
+    "a bare set": (
+        [row("code-1")],
+        "code-1 is of set code, whose prompts hold no instruction, .*such as needle-1",
+    ),
+    "one prompt": ([row("r-1"), row("r-2", "4822"), row("r-3")], "r-1 and r-3 are the same prompt"),
+}
+
+
+@pytest.mark.parametrize("name", UNSOUND)
+def test_prompts_that_prove_nothing_are_refused(tmp_path: Path, name: str):
+    rows, message = UNSOUND[name]
+    with pytest.raises(PromptError, match=message):
+        refuse_unsound(read(tmp_path, *rows))
+
+
+def test_sets_that_ask_differently_need_different_ids(tmp_path: Path):
+    rows = [row("r-1"), row("r-2", "4822"), row("other-r-1", "4823", prompt=OTHER)]
+    refuse_unsound(read(tmp_path, *rows))
+
+
+def test_the_shipped_set_is_sound():
+    refuse_unsound(load_prompts("retrieval"))
+
+
+def test_recall_refuses_them_before_it_begins(capsys, tmp_path: Path, folders: tuple[Path, Path]):
+    own = str(write(tmp_path / "own.jsonl", row("r-1"), row("r-2")))
+    models = ["--model", str(folders[0]), "--drafter", str(folders[1])]
+    journal = tmp_path / "j.jsonl"
+    code = run(["eval", "recall", "--prompts", own, "--journal", str(journal), *models])
+    err = capsys.readouterr().err
+    assert code == 2
+    assert "r-1 and r-2 are the same prompt" in err
+    assert "progress" not in err
+    assert not journal.exists()

@@ -37,9 +37,7 @@ def measured(engine: Engine, prompts: list[Prompt], **changes: Any) -> dict[str,
 
 
 @pytest.mark.slow
-def test_speculation_on_native_caches_is_claimed_to_give_plain_decodings_text(
-    folders: tuple[Path, Path], prompts: list[Prompt]
-):
+def test_native_speculation_claims_identical_output(folders: tuple[Path, Path], prompts: list[Prompt]):
     document = measured(opened(folders), prompts)
     assert document["kind"] == "quality"
     assert document["claims"] == [{"name": "identical_output", **PAIR}]
@@ -55,9 +53,7 @@ def test_speculation_on_native_caches_is_claimed_to_give_plain_decodings_text(
 
 
 @pytest.mark.slow
-def test_a_policy_that_drops_what_was_seen_differs_and_claims_nothing(
-    folders: tuple[Path, Path], prompts: list[Prompt]
-):
+def test_a_dropping_policy_differs_and_claims_nothing(folders: tuple[Path, Path], prompts: list[Prompt]):
     engine = opened(folders, kv="sink-window:1,2", drafter="none")
     document = measured(engine, prompts)
     assert document["claims"] == []

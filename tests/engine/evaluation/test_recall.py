@@ -1,4 +1,4 @@
-"""Recall: what is claimed of which policy, the controls beside it, recall by depth, the chat template."""
+"""Recall: claims of each policy, its controls, recall by depth, the chat template."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows(*found: tuple[float, bool]) -> list[dict[str, Any]]:
     return [{"needle": {"depth": depth, "hit": hit}} for depth, hit in found]
 
 
-def test_recall_is_told_for_every_depth_or_by_quarters_where_there_are_many():
+def test_recall_is_by_depth_or_by_quarters():
     few = recall_by_depth(rows((0.5, True), (0.0, False), (0.5, False), (1.0, True)))
     assert few == {"0": 0.0, "0.5": 0.5, "1": 1.0}
     assert list(few) == ["0", "0.5", "1"]
@@ -55,7 +55,7 @@ def test_a_policy_that_restores_has_its_controls():
         ("sink-window:1,16", "parity", ["recall_parity"]),
     ],
 )
-def test_parity_is_claimed_of_policies_that_keep_full_layers_or_where_it_is_asked_for(
+def test_parity_is_claimed_of_lossless_policies_or_on_request(
     folders: tuple[Path, Path], tmp_path: Path, kv: str, claim: str, claims: list[str]
 ):
     prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row())))
@@ -67,9 +67,7 @@ def test_parity_is_claimed_of_policies_that_keep_full_layers_or_where_it_is_aske
     assert ours == document["configuration"]["kv"] == parse_policy(kv).spec
 
 
-def test_prompts_go_through_the_chat_template_and_switches_that_meet_none_are_refused(
-    folders: tuple[Path, Path], tmp_path: Path
-):
+def test_unused_chat_switches_are_refused(folders: tuple[Path, Path], tmp_path: Path):
     engine = opened(folders, "native")
     prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row())))
     lengths = []
@@ -88,9 +86,7 @@ def test_prompts_go_through_the_chat_template_and_switches_that_meet_none_are_re
 
 @pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("drafter", [None, "none"])
-def test_a_policy_is_compared_with_plain_decoding_and_claims_nothing_by_itself(
-    folders: tuple[Path, Path], drafter: str | None
-):
+def test_a_policy_is_compared_and_claims_nothing_by_default(folders: tuple[Path, Path], drafter: str | None):
     engine = opened(folders, "sink-window:1,16", drafter)
     prompts = load_prompts("code", 1)
     document = check(measure_throughput(engine, prompts, Switches(max_tokens=6), prepare(), progress=quiet))
@@ -106,7 +102,7 @@ def test_a_policy_that_restores_is_not_measured_without_its_controls(folders: tu
 
 @pytest.mark.sampled(0, 1)
 @pytest.mark.parametrize("batch", [1, 2])
-def test_restored_keys_and_values_are_measured_beside_their_controls(
+def test_restored_values_are_measured_with_their_controls(
     folders: tuple[Path, Path], tmp_path: Path, batch: int
 ):
     text = needle_row()["prompt"]

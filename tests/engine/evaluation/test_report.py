@@ -106,7 +106,7 @@ def test_digests_are_of_ascii_decimals_joined_by_spaces():
     assert tokens_digest([12, 3]) == hashlib.sha256(b"12 3").hexdigest()
 
 
-def test_a_policys_rows_say_what_was_held_restored_and_answered():
+def test_rows_of_a_policy_have_bytes_restored_and_answer():
     needle = Needle("The code is 4821.", "4821", 0.5)
     prompt = Prompt("r-1", "retrieval", "A. The code is 4821. B.", None, needle, "")
     use = KVUse(layers=(1, 2), values=1000, nbytes=625)
@@ -178,7 +178,7 @@ def test_a_report_is_written_whole_and_replaces_an_older_one(tmp_path: Path):
     assert [file.name for file in path.parent.iterdir()] == ["report.json"]
 
 
-def test_a_report_that_cannot_be_strict_json_leaves_nothing_behind(tmp_path: Path):
+def test_a_report_that_is_no_strict_json_leaves_no_file(tmp_path: Path):
     report = build(rounding={"max_abs_logit_error": float("nan"), "positions": 1})
     with pytest.raises(ValueError, match="JSON compliant"):
         report.write(tmp_path / "report.json")

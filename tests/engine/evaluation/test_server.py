@@ -1,4 +1,4 @@
-"""The server beside plain decoding: a good one is accepted, a fault is found by the check it belongs to."""
+"""The server against plain decoding: a good one is accepted, a fault is found by the check it belongs to."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import pytest
 from bridge.evidence.gate import judge
 from engine.device import prepare
 from engine.errors import ConfigurationError, PromptError
+from engine.evaluation import server as evaluation
 from engine.evaluation import server_checks
-from engine.evaluation.http import ServerFault
 from engine.evaluation.prompts import Prompt, load_prompts
-from engine.evaluation.served import served
-from engine.evaluation.server import ChecksFailed, measure_server
+from engine.evaluation.server import ChecksFailed, Offer, ServerSwitches, measure_server
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, Check, Examinee, examine
-from engine.evaluation.server_switches import Offer, ServerSwitches
+from engine.evaluation.server_client import ServerFault, served
 from engine.generate import ChatSwitches
 from engine.registry import Places, Registry
 from engine.server import app, service
@@ -63,7 +62,7 @@ def judged(document: dict[str, Any]) -> set[str]:
     return {violation.code for violation in judge(json.dumps(document).encode()).violations}
 
 
-def test_a_good_server_passes_its_checks_and_its_answers_are_claimed_to_be_plain_decodings(
+def test_good_server_passes_and_claims_plain_decodings_output(
     offered: Callable[..., Offer], prompts: list[Prompt]
 ):
     document = measured(offered(), prompts)
@@ -100,7 +99,7 @@ def test_a_good_server_passes_its_checks_and_its_answers_are_claimed_to_be_plain
     ],
     ids=["window", "codes-over-a-unix-socket", "no-drafter-as-conversations", "plain-steps"],
 )
-def test_what_a_channel_may_change_is_recorded_and_not_claimed(
+def test_output_of_a_lossy_channel_is_recorded_not_claimed(
     tmp_path: Path,
     prompts: list[Prompt],
     offered: Callable[..., Offer],
@@ -129,9 +128,7 @@ class examined:
     """A running server and what it is asked, made as `measure_server` makes both."""
 
     def __init__(self, offer: Offer, prompts: list[Prompt], *, keeping: bool = False) -> None:
-        from engine.evaluation import server as evaluation
-
-        self._parts, self._offer, self._prompts = evaluation, offer, prompts
+        self._offer, self._prompts = offer, prompts
         self._switches = ServerSwitches(**SMALL)
         self._serving = self._switches.keeping if keeping else self._switches.serving
 
@@ -145,12 +142,11 @@ class examined:
         self._served = served(self._offer.registry, self._serving, find)
         client = self._served.__enter__()
         try:
-            parts, [model] = self._parts, models
-            engine = parts._engine(model, self._offer.channel, self._switches)
-            encoded = parts.encode_all(engine, self._prompts, self._switches.chat)
-            questions = parts._questions(self._offer, model, self._prompts, encoded, self._switches)
-            whole = parts._examinee(client, self._offer, model, questions)
-            return parts._asked_for_little(whole, self._switches)
+            [model] = models
+            engine = evaluation.engine_of(model, self._offer.channel, self._switches)
+            encoded = evaluation.encode_all(engine, self._prompts, self._switches.chat)
+            asked = evaluation.questions(self._offer, model, self._prompts, encoded, self._switches)
+            return evaluation.examinee_of(client, self._offer, model, asked, self._switches)
         except BaseException:
             self._served.__exit__(None, None, None)
             raise
@@ -175,7 +171,7 @@ def wrong(take: Any, position: int) -> Any:
     return spoiled
 
 
-def test_a_server_that_gives_a_wrong_token_every_time_is_rejected_by_the_gate(
+def test_gate_rejects_a_server_with_a_constant_wrong_token(
     offered: Callable[..., Offer], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ):
     """It agrees with itself, and checks ask for less than so many tokens."""
@@ -273,7 +269,7 @@ FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Check], str, 
     (unfinished_stream, ANSWERS, "stream", "without \\[DONE\\]"),
     (mixed_up, ANSWERS, "clients", "is another than alone"),
     (forgetful, KEEPING, "next-turn", "0 tokens were held"),
-    (deaf, KEEPING, "gone", "was decoded to its end for nobody"),
+    (deaf, KEEPING, "gone", "was decoded to its end for no client"),
     (hoarding, KEEPING, "idle", "still not empty"),
     (leaking, KEEPING, "idle", "bytes of memory were not given back"),
 ]
@@ -350,7 +346,7 @@ def test_switches_that_make_no_sense_are_refused(changes: dict[str, Any], messag
         ({}, {"block": "64"}, "--block 64 is more than twice 8"),
     ],
 )
-def test_a_block_that_the_drafter_cannot_fill_is_refused(
+def test_block_too_long_for_the_drafter_is_refused(
     offered: Callable[..., Offer],
     prompts: list[Prompt],
     of_offer: dict[str, Any],
@@ -361,24 +357,22 @@ def test_a_block_that_the_drafter_cannot_fill_is_refused(
         measured(offered(**of_offer), prompts, **changes)
 
 
-def test_a_prompt_without_room_for_an_answer_is_refused(offered: Callable[..., Offer], prompts: list[Prompt]):
-    with pytest.raises(PromptError, match=r"leaves no room in the context of 12"):
+def test_prompt_that_fills_the_context_is_refused(offered: Callable[..., Offer], prompts: list[Prompt]):
+    with pytest.raises(PromptError, match=r"leaves no space in the context of 12"):
         measured(offered(context=12), prompts)
 
 
 def entry_with(offer: Offer, **changes: Any) -> Offer:
-    entry = replace(offer.entry, **changes)
+    entry = offer.entry.model_copy(update=changes)
     registry = replace(offer.registry, entries=(entry,))
     return Offer.of(registry)
 
 
-def test_a_model_of_a_foreign_engine_tells_no_rounds_and_is_refused(offered: Callable[..., Offer]):
+def test_model_of_an_external_engine_is_refused(offered: Callable[..., Offer]):
     with pytest.raises(ConfigurationError, match="decoded by the engine mlx-lm"):
         entry_with(offered(), engine="mlx-lm")
 
 
-def test_a_switch_of_the_template_that_evaluations_do_not_know_is_refused(
-    offered: Callable[..., Offer], prompts: list[Prompt]
-):
+def test_unknown_chat_template_switch_is_refused(offered: Callable[..., Offer], prompts: list[Prompt]):
     with pytest.raises(ConfigurationError, match="sets tone of its chat template"):
         measured(entry_with(offered(), chat_template_kwargs={"tone": "kind"}), prompts)

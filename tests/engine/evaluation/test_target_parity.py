@@ -13,11 +13,18 @@ import pytest
 from bridge.evidence.gate import judge
 from engine.device import prepare
 from engine.errors import ConfigurationError
-from engine.evaluation.parity import Parity, RoundParity
-from engine.evaluation.parity_evidence import ParitySwitches, measure_parity
+from engine.evaluation.parity import (
+    ROUNDS,
+    Parity,
+    ParitySwitches,
+    RoundParity,
+    compare_all,
+    compare_target,
+    measure_parity,
+    open_target,
+    plain_reference,
+)
 from engine.evaluation.prompts import load_prompts
-from engine.evaluation.reference import plain_reference, stored_reference
-from engine.evaluation.target_parity import ROUNDS, compare_target, open_target
 from engine.target.loading import LoadedTarget
 from engine.target.model import Target
 from tests.engine.cli.parity_cases import DATA, copy
@@ -38,9 +45,7 @@ def compared(target: LoadedTarget, tmp_path: Path, **changes: Any) -> Parity:
 
 
 @pytest.mark.slow
-def test_blocks_agree_with_single_tokens_also_after_parts_were_rolled_back(
-    target: LoadedTarget, tmp_path: Path
-):
+def test_blocks_equal_single_tokens_across_rollbacks(target: LoadedTarget, tmp_path: Path):
     parity = compared(target, tmp_path)
     assert parity.passed
     assert (parity.tolerance, parity.dtype) == (1e-3, "float32")
@@ -62,7 +67,7 @@ def test_a_block_that_is_wrong_is_found(
         logits, rows = forward(self, tokens, *rest)
         return logits + (0.01 if 1 < tokens.shape[1] < 7 else 0), rows
 
-    monkeypatch.setattr("engine.session.Stage.of", lambda *_: None)
+    monkeypatch.setattr("engine.session.CompiledForward.of", lambda *_: None)
     monkeypatch.setattr(Target, "forward", bent)
     parity = compared(target, tmp_path)
     assert not parity.passed
@@ -108,7 +113,7 @@ def reported(**switches: Any) -> dict[str, Any]:
     return check(measure_parity(ParitySwitches(**switches), prepare(), progress=quiet)[1])
 
 
-def test_the_report_of_stored_outputs_is_accepted_and_names_both_sides():
+def test_report_of_stored_outputs_names_both_sides():
     document = reported(golden=DATA / "full", reference="dflash 0.1.0 (torch)")
     assert judge(json.dumps(document).encode()).violations == ()
     assert document["claims"] == [{"name": "parity", "at_most": 1e-4}]
@@ -138,7 +143,7 @@ def test_a_failed_comparison_is_reported_and_rejected():
     assert "PARITY_TOLERANCE" in codes
 
 
-def test_the_report_of_a_target_names_mlx_lm_and_the_model(folders: tuple[Path, Path], tmp_path: Path):
+def test_report_of_a_target_names_mlx_lm_and_the_model(folders: tuple[Path, Path], tmp_path: Path):
     prompts = str(write(tmp_path / "p.jsonl", {"id": "a-1", "prompt": "x = 1\n" * 4}))
     document = reported(target=True, model=folders[0], prompts=prompts, max_tokens=16)
     assert judge(json.dumps(document).encode()).violations == ()
@@ -147,21 +152,21 @@ def test_the_report_of_a_target_names_mlx_lm_and_the_model(folders: tuple[Path, 
     assert all(row["hidden_max_abs"] is None for row in document["parity"]["rounds"])
 
 
-def test_the_references_digest_is_that_of_its_files_and_its_name_what_the_cases_say(tmp_path: Path):
-    parity = Parity((), 1e-4)
-    one, both = (stored_reference(folder, parity, None) for folder in (DATA / "full", DATA))
+def test_reference_has_its_files_digest_and_the_cases_name(tmp_path: Path):
+    one, both = (compare_all(folder)[1] for folder in (DATA / "full", DATA))
     assert one.sha256 != both.sha256
     assert one.implementation == "unknown"
-    assert stored_reference(copy("full", tmp_path), parity, None) == one
+    assert compare_all(copy("full", tmp_path))[1] == one
 
     def sign(arrays: dict[str, Any]) -> None:
         arrays["reference"] = "someone's torch"
 
     signed = copy("full", tmp_path / "signed", sign)
-    assert stored_reference(signed, parity, None).sha256 != one.sha256
+    assert compare_all(signed)[1].sha256 != one.sha256
     document = reported(golden=signed)
     assert document["parity"]["reference"]["implementation"] == "someone's torch"
-    assert stored_reference(signed, parity, "named here").implementation == "named here"
+    document = reported(golden=signed, reference="named here")
+    assert document["parity"]["reference"]["implementation"] == "named here"
     assert plain_reference() == plain_reference()
 
 

@@ -39,7 +39,7 @@ def text(tokenizer: Any, switches: ChatSwitches, turns: list[tuple[str, str]] = 
 
 
 @pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
-def test_thinking_is_told_to_a_template_that_knows_it(tmp_path: Path, name: str):
+def test_thinking_is_passed_to_a_template_that_knows_it(tmp_path: Path, name: str):
     tokenizer = tokenizer_with(tmp_path, THINKS.replace("enable_thinking", name))
     assert text(tokenizer, ChatSwitches(thinking="on")) == "<user>hi<assistant><think>"
     assert text(tokenizer, ChatSwitches(thinking="off")) == "<user>hi<assistant>"
@@ -121,11 +121,11 @@ def answer(said: str, prompt: str = "What is it?") -> str:
         ("<|channel|>analysis<|message|>13? 14?", ""),
     ],
 )
-def test_reasoning_is_taken_off_an_answer(said: str, left: str):
+def test_reasoning_is_removed_from_an_answer(said: str, left: str):
     assert answer(said) == left
 
 
-def test_reasoning_that_the_prompt_began_is_taken_off():
+def test_reasoning_opened_by_the_prompt_is_removed():
     assert answer("13? 14?", "hi<assistant><think>\n") == ""
     assert answer("13? 14?</think>12", "hi<assistant><think>\n") == "12"
     assert answer("13? 14?", "hi<assistant>") == "13? 14?"

@@ -15,7 +15,7 @@ from engine.cache.policy import parse_policy
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.errors import ConfigurationError
-from engine.external_engines.engine import open_guest
+from engine.external_engines.engine import open_external_engine
 from engine.external_engines.strategies import DraftCounts
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget, load_target
 from tests.engine import families, tiny
@@ -45,7 +45,7 @@ def rows(name: str, pairing: str, target: LoadedTarget, drafter: Path) -> list[d
     before = looks(model)
     row: dict[str, Any] = {"engine": name, "pair": pairing}
     try:
-        external = open_guest(name, target, drafter)
+        external = open_external_engine(name, target, drafter)
     except ConfigurationError as error:
         return [row | {"refused": str(error), "clean": same(looks(model), before)}]
     found = []

@@ -13,7 +13,7 @@ from engine.cache.policy import parse_policy
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.errors import ConfigurationError, GenerationError, ModelError
-from engine.external_engines.engine import open_guest
+from engine.external_engines.engine import open_external_engine
 from engine.external_engines.strategies import DraftCounts
 from engine.target.attention import _USERS
 from engine.target.loading import load_target
@@ -24,6 +24,7 @@ from tests.engine.identity import tokens_of
 
 CHANNELS = (
     "native",
+    "full-kv",
     "sliding-bounded:2,4",
     "sink-window:2,6",
     "rotated:4,32",
@@ -58,7 +59,7 @@ def same(left, right):
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_mlx_lm_gives_the_tokens_of_our_own_loop_under_every_channel(target, ours, channel):
     policy, caches = parse_policy(channel), []
-    external = open_guest("mlx-lm", target)
+    external = open_external_engine("mlx-lm", target)
     assert external.strategy == "keyword"
     counts = DraftCounts()
     assert list(external.generate(PROMPT, COUNT, policy, caches=caches, counts=counts)) == ours(channel)
@@ -73,7 +74,7 @@ def test_mlx_lm_gives_the_tokens_of_our_own_loop_under_every_channel(target, our
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_a_loop_that_trims_does_so_on_our_caches(target, ours, rough, channel):
     """mlx-lm's own on rotating caches stays silently wrong past the window."""
-    external = open_guest("mlx-lm-speculative", target, rough, block=4)
+    external = open_external_engine("mlx-lm-speculative", target, rough, block=4)
     assert external.strategy == "keyword"
     assert list(external.generate(PROMPT, COUNT, parse_policy(channel))) == ours(channel)
 
@@ -81,7 +82,7 @@ def test_a_loop_that_trims_does_so_on_our_caches(target, ours, rough, channel):
 def test_an_engine_that_drafts_tells_its_rounds_and_accepted_drafts(target, folder, rough):
     for drafter, always in ((folder, True), (rough, False)):
         counts, tokens = DraftCounts(), []
-        for token in open_guest("mlx-lm-speculative", target, drafter, block=4).generate(
+        for token in open_external_engine("mlx-lm-speculative", target, drafter, block=4).generate(
             PROMPT, 12, counts=counts
         ):
             tokens.append(token)
@@ -116,7 +117,7 @@ def test_other_families_too(tmp_path, family):
     )
     truth = tokens_of(list(steps))
     for name, drafter in (("mlx-lm", None), ("mlx-lm-speculative", other)):
-        external = open_guest(name, target, drafter)
+        external = open_external_engine(name, target, drafter)
         assert list(external.generate(PROMPT, COUNT, policy)) == truth
         shared = len(policy.new_caches(target.target.model, 1)) < target.target.layer_count
         assert external.strategy == ("instance" if shared and drafter else "keyword")
@@ -203,8 +204,8 @@ def test_generations_take_turns_on_one_target(target, ours, rough):
     before = looks(model)
     externals = [
         small.opened(target, small.Hooking),
-        open_guest("mlx-lm", target),
-        open_guest("mlx-lm-speculative", target, rough),
+        open_external_engine("mlx-lm", target),
+        open_external_engine("mlx-lm-speculative", target, rough),
         small.opened(target, small.Named),
     ]
     channels = ("native", "sink-window:2,6", "rotated:4,32", "lattice:e8,38")
@@ -274,18 +275,20 @@ def test_what_cannot_be_opened_says_why(target, rough, tmp_path):
         (("mlx-lm-speculative", target, rough, 1), "cannot verify 1 tokens at a time"),
     ):
         with pytest.raises(ConfigurationError, match=message):
-            open_guest(*arguments)
+            open_external_engine(*arguments)
     with pytest.raises(ModelError, match="vocabulary"):
-        open_guest("mlx-lm-speculative", target, tiny.save_target(tmp_path / "other", vocab_size=320))
+        open_external_engine(
+            "mlx-lm-speculative", target, tiny.save_target(tmp_path / "other", vocab_size=320)
+        )
     with pytest.raises(ModelError):
-        open_guest("mlx-lm-speculative", target, tmp_path / "none")
+        open_external_engine("mlx-lm-speculative", target, tmp_path / "none")
 
 
 @pytest.mark.slow
 def test_an_engine_that_is_not_installed_says_what_installs_it(target, rough, monkeypatch):
     monkeypatch.setattr("engine.external_engines.engine.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"dflash is not installed here; run: pip install --no-deps"):
-        open_guest("dflash", target, rough)
+        open_external_engine("dflash", target, rough)
 
 
 @pytest.mark.slow

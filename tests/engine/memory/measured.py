@@ -13,7 +13,7 @@ from engine.cache.transaction import resident
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.drafters.base import Drafter
-from engine.memory.replay import Run
+from engine.memory import RunLengths
 from engine.restoration.session import RestorationPlan
 from engine.session import Session
 from engine.target.model import Target
@@ -30,7 +30,7 @@ def target_of(family: str) -> Target:
     return Target(families.build(family, head_dim=HEAD_DIM))
 
 
-def run_alone(target: Target, policy: KVPolicy, run: Run, drafter: Drafter | None = None) -> int:
+def run_alone(target: Target, policy: KVPolicy, run: RunLengths, drafter: Drafter | None = None) -> int:
     """Bytes of a sequence's caches after its prompt and one round.
 
     Args:
@@ -50,7 +50,7 @@ def run_alone(target: Target, policy: KVPolicy, run: Run, drafter: Drafter | Non
         return resident(session.caches)[1]
 
 
-def run_together(target: Target, policy: KVPolicy, run: Run) -> int:
+def run_together(target: Target, policy: KVPolicy, run: RunLengths) -> int:
     """Bytes of the merged caches of several sequences after their prompts and one round."""
     sequences: list[list[Any]] = []
     for _ in range(run.batch):
@@ -68,14 +68,14 @@ def run_together(target: Target, policy: KVPolicy, run: Run) -> int:
     return resident(transaction.caches)[1]
 
 
-def _session(target: Target, policy: KVPolicy, run: Run, drafter: Drafter | None) -> Session:
+def _session(target: Target, policy: KVPolicy, run: RunLengths, drafter: Drafter | None) -> Session:
     plan = None
     if policy.source is not None:
         plan = RestorationPlan(policy.source, policy.sink, policy.window)
     return Session(target, drafter, headroom=run.headroom, policy=policy, restoration=plan)
 
 
-def _steps(session: Session, run: Run) -> Any:
+def _steps(session: Session, run: RunLengths) -> Any:
     return decode(
         session.target,
         session.drafter,

@@ -11,8 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from engine.errors import InputError
-from engine.memory.model import open_unloaded
-from engine.memory.predict import Asked, predict
+from engine.memory import open_unloaded, predict
 from engine.target.loading import SHIPPED_TARGET, load_target
 from tests.engine import families, tiny
 from tests.engine.families import FULL, SLIDING
@@ -50,10 +49,6 @@ GEMMA4_26B = {
 }
 
 
-def silent(*_: object) -> None:
-    """No progress."""
-
-
 def written(folder: Path, **config: object) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -71,22 +66,22 @@ def test_a_million_tokens_of_a_large_model_are_predicted_in_seconds_and_megabyte
     before, started = mx.get_active_memory(), process_time()
     mx.reset_peak_memory()
     model = open_unloaded(folder, "bfloat16")
-    asked = Asked(("all",), (2**20,), batch=8)
-    prediction = predict(model, asked, silent)
+    prediction = predict(model, ["all"], [2**20], batch=8)
     assert process_time() - started < 30
     assert mx.get_peak_memory() - before < 2**24
-    assert not prediction.refused
-    rows = {row.kv.partition(":")[0]: row for row in prediction.rows}
+    assert not prediction["refused"]
+    rows = {row["kv"].partition(":")[0]: row for row in prediction["rows"]}
+    nbytes = {kind: row["cache_bytes"] for kind, row in rows.items()}
     # five full layers, keys and values of 2 heads of 512, 2 bytes; the round grows the buffers by a step
     full = 5 * 2 * 2 * 512 * 2 * (2**20 + 256)
     sliding = 25 * 2 * 8 * 256 * 2 * (1024 + 1)
-    assert rows["native"].nbytes == 8 * (full + sliding)
-    assert rows["native"].kinds[0].nbytes == 8 * sliding
-    assert rows["restored"].nbytes == rows["native"].nbytes
+    assert nbytes["native"] == 8 * (full + sliding)
+    assert rows["native"]["layers"][0]["bytes"] == 8 * sliding
+    assert nbytes["restored"] == nbytes["native"]
     bits = 4 + 32 / 64
-    assert rows["affine"].nbytes == rows["rotated"].nbytes == rows["native"].nbytes * bits / 16
+    assert nbytes["affine"] == nbytes["rotated"] == nbytes["native"] * bits / 16
     slots = 5 * 2 * 2 * 512 * 2 + 25 * 2 * 8 * 256 * 2
-    assert rows["sink-window"].nbytes == 8 * slots * (4 + 64 + 1)
+    assert nbytes["sink-window"] == 8 * slots * (4 + 64 + 1)
     assert 20e9 < model.weights / 2 < 30e9
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.cache.policy import parse_policy
 from engine.errors import ConfigurationError, ModelError
-from engine.registry import CHANNELS, TargetFacts, _refuse_mismatch
+from engine.registry import CHANNELS, _refuse_misfits
 from engine.target.attention import refuse_policy
 from engine.target.folder import build_unloaded
 from evidence_format.policies import KINDS
@@ -36,9 +36,8 @@ def test_every_kind_of_policy_has_a_channel_but_those_that_need_a_projector():
 
 def misfit(name: str, dims: list[int]) -> str:
     """Why a channel does not fit heads of these dimensions; nothing where it does."""
-    facts = TargetFacts(hidden_size=64, layers=4, vocab_size=64, head_dims=tuple(dims))
     try:
-        _refuse_mismatch(model_of(at(""), channels=[name]), facts, None)
+        _refuse_misfits(model_of(at(""), channels=[name]), dims)
     except ConfigurationError as error:
         return str(error)
     return ""
@@ -80,7 +79,7 @@ def test_facts_refuse_what_a_model_of_such_heads_refuses(head_dim: int):
     config = tiny.FAMILIES["qwen3"][1] | {"head_dim": head_dim, "num_hidden_layers": 6}
     model = build_unloaded(config)
     for name, channel in CHANNELS.items():
-        if channel.policy.kind == "sliding-bounded":
+        if channel.policy.kind in ("sliding-bounded", "full-kv"):
             continue  # the model has no sliding layers
         try:
             refuse_policy(model, channel.policy)

@@ -129,7 +129,7 @@ def test_given_folders_and_texts_are_handed_on_as_they_are(tmp_path: Path):
 
 def test_a_name_that_the_hub_could_not_have_is_refused(tmp_path: Path):
     entry = model_of(published("m", "Owner/a--b"), name="m")
-    with pytest.raises(ConfigurationError, match="Owner/a--b is no repository of the hub"):
+    with pytest.raises(ConfigurationError, match="Owner/a--b is no name of the hub"):
         locate(entry, places(tmp_path))
 
 

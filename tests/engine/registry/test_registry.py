@@ -142,9 +142,10 @@ def test_a_file_says_everything_about_a_model(tmp_path: Path):
     ("lines", "said"),
     [
         ("colour = 1", "models.one: unknown field 'colour'"),
+        ('name = "two"', "models.one: unknown field 'name'"),
         ("block = 0", "models.one.block: --block must be auto or a number from 1 to 1024, not '0'"),
         ("block = true", "models.one.block: must be a text, not True"),
-        ("block = 8", "models.one: block and facts.drafter need a drafter, and there is none"),
+        ("block = 8", "models.one: block and facts.drafter need a drafter; there is none"),
         ('dtype = "int8"', "models.one.dtype: dtype 'int8' is not one of float32, float16, bfloat16"),
         ("dtype = 16", "models.one.dtype: must be a text, not 16"),
         ('quantize = "7"', "models.one.quantize: --quantize 7: bits 7 is not one of"),
@@ -153,6 +154,7 @@ def test_a_file_says_everything_about_a_model(tmp_path: Path):
         ("context = 99999999999", "models.one.context: "),
         ('engine = "Other Engine"', "models.one.engine: must match"),
         ('drafter = "some-text"', 'models.one.drafter: must be "shipped", { folder = '),
+        ('drafter = "prompt-lookup:x"', "models.one.drafter: must be"),
         ("drafter = 3", 'models.one.drafter: must be "shipped"'),
         (
             'drafter = { hub = "a/b" }',
@@ -265,9 +267,10 @@ def test_a_file_defines_channels_for_the_models_that_list_them_or_list_none(tmp_
         ('[channels.affine8]\nkv = "affine:4,64"', "channels: affine8 is built in; choose another name"),
         (
             '[requests]\nkv = ["restored:exact"]',
-            "requests.kv[0]: 'restored:exact' cannot be opened to requests",
+            "requests.kv[0]: 'restored:exact' holds no policy",
         ),
         ('[requests]\nkv = ["affine:2..9,64"]', "requests.kv[0]: --kv 'affine:9,64': BITS must be one of"),
+        ('[requests]\nkv = ["sink-window:4,64..8"]', "requests.kv[0]: 'sink-window:4,64..8' holds no policy"),
         ('[requests]\nkv = "affine"', "requests.kv: "),
     ],
 )

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.engine.server.by_heart import FOLDER
-from tests.engine.server.door import Door, opened, refuse_talk
+from tests.engine.server.raw_server import RawServer, opened, refuse_talk
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = "a-key-of-the-tests-0123456789"
@@ -96,14 +96,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[Door]:
+def raw_server() -> Iterator[RawServer]:
     """The real server at a socket of this process."""
     with opened() as found:
         yield found
 
 
 @pytest.fixture
-def discreet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def quiet_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Nothing that was said is in the log afterwards, and no traceback."""
     caplog.set_level(logging.INFO)
     yield

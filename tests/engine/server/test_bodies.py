@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.engine.server.door import (
+from tests.engine.server.raw_server import (
     LONG,
     MARK,
-    Door,
+    RawServer,
     chat,
     error,
     head,
@@ -20,14 +20,14 @@ from tests.engine.server.door import (
     with_raw,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("discreet")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quiet_log")]
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded", "application/jsonx"])
-def test_bodies_of_other_types_are_refused(door: Door, kind: str):
+def test_bodies_of_other_types_are_refused(raw_server: RawServer, kind: str):
     data = json.dumps(chat()).encode()
     request = head("POST", "/v1/chat/completions", f"Content-Type: {kind}", f"Content-Length: {len(data)}")
-    assert status(door.send(request + data)) == 415
+    assert status(raw_server.send(request + data)) == 415
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,16 @@ def test_bodies_of_other_types_are_refused(door: Door, kind: str):
         b'{"model": "demo",}',
     ],
 )
-def test_what_is_no_json_is_said_to_be_none(door: Door, body: bytes):
-    answer = door.send(post(body))
+def test_invalid_json_is_refused(raw_server: RawServer, body: bytes):
+    answer = raw_server.send(post(body))
     assert status(answer) == 400
     assert error(answer)["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize("field", ["temperature", "max_tokens", "seed", "top_k", "block"])
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e400", '"1"', "[]", "true", "-1e300"])
-def test_numbers_that_are_none_are_refused_with_their_field(door: Door, field: str, value: str):
-    answer = door.send(post(with_raw(field, value)))
+def test_invalid_numbers_are_refused_with_their_field(raw_server: RawServer, field: str, value: str):
+    answer = raw_server.send(post(with_raw(field, value)))
     assert status(answer) == 400
     assert error(answer)["param"] == field
 
@@ -82,8 +82,8 @@ HALF = '"\\ud800"'
         ),
     ],
 )
-def test_half_a_character_is_refused_wherever_it_is(door: Door, field: str, value: str):
-    answer = door.send(post(with_raw(field, value)))  # of two fields of a name the last one counts
+def test_half_a_character_is_refused_wherever_it_is(raw_server: RawServer, field: str, value: str):
+    answer = raw_server.send(post(with_raw(field, value)))  # of two fields of a name the last one counts
     assert status(answer) == 400
     assert error(answer)["param"].partition(".")[0] == field
 
@@ -99,8 +99,8 @@ NESTED = '{"a":' * 900 + "1" + "}" * 900
         ("tools", f'[{{"type": "function", "function": {{"name": "f", "parameters": {NESTED}}}}}]'),
     ],
 )
-def test_deep_nesting_is_taken_or_refused(door: Door, field: str, value: str):
-    assert status(door.send(post(with_raw(field, value)))) in {200, 400}
+def test_deep_nesting_is_accepted_or_refused(raw_server: RawServer, field: str, value: str):
+    assert status(raw_server.send(post(with_raw(field, value)))) in {200, 400}
 
 
 @pytest.mark.parametrize(
@@ -129,21 +129,21 @@ def test_deep_nesting_is_taken_or_refused(door: Door, field: str, value: str):
     ],
     ids=lambda fields: next(iter(fields))[:20],
 )
-def test_values_beyond_measure_are_taken_or_refused_briefly(door: Door, fields: dict[str, Any]):
-    answer = door.send(post(chat(**fields)))
+def test_extreme_values_are_accepted_or_refused_briefly(raw_server: RawServer, fields: dict[str, Any]):
+    answer = raw_server.send(post(chat(**fields)))
     assert status(answer) in {200, 400, 404}
     assert len(answer) < 3000
 
 
 @pytest.mark.parametrize("name", ["tools", "tokenize", "messages", "conversation", "chat_template"])
-def test_a_switch_of_the_template_cannot_be_an_argument_of_ours(door: Door, name: str):
-    answer = door.send(post(chat(chat_template_kwargs={name: 1})))
+def test_a_switch_of_the_template_cannot_be_an_argument_of_ours(raw_server: RawServer, name: str):
+    answer = raw_server.send(post(chat(chat_template_kwargs={name: 1})))
     assert status(answer) == 400
     assert error(answer)["param"] == f"chat_template_kwargs.{name}"
 
 
 @pytest.mark.parametrize("name", ["messages", "content", "prompt"])
-def test_a_body_full_of_mistakes_is_refused_at_the_first(door: Door, name: str):
+def test_a_body_with_many_errors_is_refused_at_the_first(raw_server: RawServer, name: str):
     many = [{}] * (LONG // 4) if name != "prompt" else [-1] * (LONG // 4)
     body: dict[str, Any] = chat() | {"messages": many}
     if name == "content":
@@ -152,6 +152,6 @@ def test_a_body_full_of_mistakes_is_refused_at_the_first(door: Door, name: str):
     if name == "prompt":
         body, path = {"model": "demo", "prompt": many}, "/v1/completions"
     began = process_time()
-    answer = door.send(post(body, path))
+    answer = raw_server.send(post(body, path))
     assert status(answer) == 400
     assert process_time() - began < 3

@@ -62,6 +62,6 @@ def test_an_idle_thread_holds_no_arrays_of_its_last_request():
 
 
 @pytest.mark.slow
-def test_a_process_whose_worker_was_stopped_ends_as_others_do():
+def test_a_process_exits_cleanly_after_its_scheduler_stopped():
     done = subprocess.run([sys.executable, "-c", LIFE], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -199,7 +199,7 @@ def test_structured_output_follows_its_schema(client: openai.OpenAI, temperature
 
 
 @pytest.mark.slow
-def test_structured_output_is_the_plain_decoders_under_speculation(client: openai.OpenAI):
+def test_speculation_does_not_change_structured_output(client: openai.OpenAI):
     def tokens(drafter: str) -> Any:
         body = {"drafter": drafter, "return_token_ids": True}
         return asked(client, response_format=FORMAT, max_tokens=200, extra_body=body).x_kakeya
@@ -241,7 +241,7 @@ def test_a_tool_call_can_be_demanded_of_any_model(client: openai.OpenAI, choice:
     jsonschema.validate(json.loads(call.function.arguments), by_heart.WEATHER["function"]["parameters"])
 
 
-def test_reasoning_is_told_apart(client: openai.OpenAI):
+def test_reasoning_is_separate_from_content(client: openai.OpenAI):
     riddle = [{"role": "user", "content": by_heart.RIDDLE}]
     message = asked(client, model="heart", messages=riddle).choices[0].message
     assert (message.reasoning.strip(), message.content.strip()) == (by_heart.THOUGHT, by_heart.WORD)
@@ -283,12 +283,13 @@ def test_the_same_question_again_is_not_computed_again(client: openai.OpenAI):
     assert again.usage.prompt_tokens_details.cached_tokens >= again.usage.prompt_tokens - 2
 
 
-def test_channel_block_and_drafter_are_the_requests_to_choose(client: openai.OpenAI):
+def test_a_request_chooses_channel_block_and_drafter(client: openai.OpenAI):
     how = asked(
         client, extra_body={"kv_channel": "rotated4", "block": 4, "drafter": "prompt-lookup"}
     ).x_kakeya
     assert (how["kv_channel"], how["block"], how["drafter"]) == ("rotated4", 4, "prompt-lookup")
     assert how["cache_classes"] == {"CodedKV": 9}
+    assert how["drafter_resident_bytes"] > 0
     named = asked(client, model="demo@rotated4").x_kakeya
     assert (named["kv_channel"], named["kv_policy"]) == ("rotated4", "rotated:4,64@all")
     plain = asked(client, extra_body={"block": 1}).x_kakeya
@@ -296,7 +297,7 @@ def test_channel_block_and_drafter_are_the_requests_to_choose(client: openai.Ope
 
 
 @pytest.mark.slow
-def test_a_foreign_engine_decodes_with_the_channels_caches(client: openai.OpenAI):
+def test_an_external_engine_decodes_with_the_channels_caches(client: openai.OpenAI):
     ours = completed(client, model="demo@rotated4", extra_body={"drafter": "none"})
     guest = completed(client, model="guest@rotated4")
     assert guest.choices[0].text == ours.choices[0].text
@@ -422,7 +423,7 @@ def test_errors_are_typed_exceptions_that_name_the_field(
         assert error.param == param
 
 
-def test_the_key_is_asked_for(server: Running):
+def test_requests_without_the_key_are_refused(server: Running):
     with pytest.raises(openai.AuthenticationError) as caught:
         asked(server.client("a-key-of-somebody-else-0123"))
     assert caught.value.status_code == 401
@@ -430,7 +431,7 @@ def test_the_key_is_asked_for(server: Running):
         server.client("-").models.list()
 
 
-def test_what_is_openais_and_not_ours_is_not_implemented(client: openai.OpenAI):
+def test_missing_openai_endpoints_are_not_implemented(client: openai.OpenAI):
     with pytest.raises(openai.InternalServerError) as caught:
         client.embeddings.create(model="demo", input="x")
     assert caught.value.status_code == 501

@@ -34,7 +34,7 @@ def test_plain_text_is_content(tokenizer: Any):
     assert said(tokenizer, "a < b and <tool_ca").content == "a < b and <tool_ca"
 
 
-def test_reasoning_goes_its_own_way(tokenizer: Any):
+def test_reasoning_is_separated(tokenizer: Any):
     found = said(tokenizer, "<think>why</think>so")
     assert (found.reasoning, found.content) == ("why", "so")
     begun = said(tokenizer, "why</think>so", state="reasoning")
@@ -43,7 +43,7 @@ def test_reasoning_goes_its_own_way(tokenizer: Any):
     assert (cut.reasoning, cut.content) == ("why not", "")
 
 
-def test_calls_are_read_and_what_cannot_be_read_stays_text(tokenizer: Any):
+def test_calls_are_parsed_and_invalid_ones_stay_text(tokenizer: Any):
     good = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
     found = said(tokenizer, f"Let me see. {good}{good}")
     assert found.content == "Let me see. "

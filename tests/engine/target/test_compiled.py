@@ -177,7 +177,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
 def test_blocks_of_every_length_with_rollbacks_far_past_the_window(family: str, both: Callable[..., Both]):
     for length in (1, tiny.WINDOW - 1, 40):
         pair = both(target_of(family))
-        assert pair.sessions[0]._stage is not None
+        assert pair.sessions[0]._compiled is not None
         pair.prefill(text_of(length))
         pair.walk(20, seed=length)
 
@@ -185,14 +185,14 @@ def test_blocks_of_every_length_with_rollbacks_far_past_the_window(family: str, 
 @pytest.mark.parametrize("family", UNSERVED)
 def test_recurrent_layers_are_not_compiled(family: str):
     with Session(target_of(family), None, headroom=4) as session:
-        assert session._stage is None
+        assert session._compiled is None
 
 
 def test_quantized_caches_are_not_compiled():
     target = target_of("llama")
     caches = [KVCache().to_quantized(group_size=8 * 4, bits=8) for _ in range(target.layer_count)]
     with Session(target, None, headroom=4, caches=caches) as session:
-        assert session._stage is None
+        assert session._compiled is None
 
 
 @pytest.mark.sampled(16, 1)
@@ -244,7 +244,7 @@ def test_a_rewound_or_restarted_session_is_compiled_alike(family: str, both: Cal
 def test_sessions_of_one_target_take_turns(both: Callable[..., Both]):
     target = target_of("gemma3_text")
     pairs = [both(target, taps) for taps in ((0, 2), (5,), (), (0, 2))]
-    assert len({id(pair.sessions[0]._stage) for pair in pairs}) == 3  # the same taps share their graphs
+    assert len({id(pair.sessions[0]._compiled) for pair in pairs}) == 3  # the same taps share their graphs
     for seed, pair in enumerate(pairs):
         pair.prefill(text_of(5 + 9 * seed, seed))
     for turn in range(10):

@@ -11,7 +11,7 @@ import pytest
 
 from engine.cli import run
 from engine.target.loading import SHIPPED_TARGET
-from engine.verification.claimed import read_report
+from engine.verification.inputs import read_report
 from engine.verification.verify import draw_rows
 from evidence_format.verification import parse_verification
 from tests.bridge.evidence.derived import Document
@@ -72,9 +72,7 @@ def test_genuine_report_is_confirmed_by_every_row(genuine: Document, verify: Ver
 
 
 @pytest.mark.slow
-def test_record_is_of_the_published_schema_and_names_the_report(
-    genuine: Document, verify: Verifier, tmp_path: Path
-) -> None:
+def test_record_has_the_published_schema(genuine: Document, verify: Verifier, tmp_path: Path) -> None:
     code, record, _ = verify(genuine, "--sample", "1", "--seed", str(2**63 - 1))
     assert code == 0
     parsed = parse_verification(json.dumps(record).encode())
@@ -228,13 +226,13 @@ def stored(name: str) -> Document:
 
 @pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("seed", range(12))
-def test_rows_of_every_claimed_arm_are_drawn_and_some_that_state_a_distortion(seed: int) -> None:
-    claimed = read_report(RESULTS / "kv.json")
+def test_draw_covers_every_claimed_arm_and_distortion(seed: int) -> None:
+    claimed, _ = read_report(RESULTS / "kv.json")
     drawn, others = draw_rows(claimed, seed, 1)
-    named = {claim.arm for claim in claimed.document.claims}
+    named = {claim.arm for claim in claimed.claims}
     assert {arm.name for arm, _ in drawn} == named
     assert {arm.name for arm, row in drawn if row.is_distortion_known} == named
-    assert len(drawn) + len(others) == sum(1 for _ in claimed.rows)
+    assert len(drawn) + len(others) == sum(len(arm.samples) for arm in claimed.arms)
     assert draw_rows(claimed, seed, 1)[0] == drawn != draw_rows(claimed, seed + 1, 1)[0]
     assert len(draw_rows(claimed, seed, 40)[0]) >= 40
 
@@ -278,7 +276,7 @@ FORGED_ARMS = {
 
 
 @pytest.mark.slow
-def test_every_arm_of_a_shootout_that_a_claim_names_is_looked_into(verify: Verifier) -> None:
+def test_every_claimed_arm_of_a_shootout_is_replayed(verify: Verifier) -> None:
     document = stored("kv")
     for change, _ in FORGED_ARMS.values():
         document = forgeries.forged(document, change)

@@ -1,4 +1,4 @@
-"""The Hadamard rotation: orthonormal, taken back exactly, and refused where there is none."""
+"""The Hadamard rotation: orthonormal, undone exactly, and refused where there is none."""
 
 from __future__ import annotations
 

@@ -105,17 +105,18 @@ def bench() -> Iterator[Bench]:
 PROMPT = list(range(300, 340))
 
 
-def test_a_request_ends_with_what_was_measured(bench: Bench):
+def test_the_last_event_has_the_measurements(bench: Bench):
     _, heard = bench.submit(PROMPT)
     ended = bench.ended(heard)
     assert len(heard.tokens) == 20
     assert ended.outcome.finish == "length"
     assert ended.outcome.resident_bytes > 0
+    assert ended.outcome.drafter_resident_bytes > 0
     assert [type(event) for event in heard.events[:2]] == [PrefillProgress, PrefillProgress]
     assert heard.events[0] == PrefillProgress(0, 40)
 
 
-def test_requests_take_turns_and_give_what_they_give_alone(bench: Bench):
+def test_requests_take_turns_and_do_not_affect_each_other(bench: Bench):
     prompts = [[first, *PROMPT] for first in (20, 21, 22)]
     alone = []
     for prompt in prompts:
@@ -156,7 +157,7 @@ def test_a_cancelled_request_ends_and_its_session_stays_good(bench: Bench):
 
 
 @pytest.mark.slow
-def test_idle_sessions_end_and_leave_nothing(bench: Bench):
+def test_idle_sessions_expire_and_free_their_memory(bench: Bench):
     _, heard = bench.submit(PROMPT)
     bench.ended(heard)
     wait(lambda: bench.scheduler.stats.active == 0 and bench.scheduler.stats.sessions == 0, 10)
@@ -171,7 +172,7 @@ def test_idle_sessions_end_and_leave_nothing(bench: Bench):
         ({"channel": CHANNELS["sliding-bounded-512"]}, None, ""),
     ],
 )
-def test_what_cannot_be_done_fails_alone(bench: Bench, work: Any, error: Any, says: str):
+def test_an_impossible_request_fails_alone(bench: Bench, work: Any, error: Any, says: str):
     _, heard = bench.submit(PROMPT, 3, **work)
     wait(heard.over)
     if error is None:
@@ -196,7 +197,7 @@ def test_a_bug_in_one_request_ends_that_one(bench: Bench, monkeypatch: pytest.Mo
     assert bench.scheduler.healthy
 
 
-def test_another_model_waits_until_the_one_in_use_is_free_and_nobody_overtakes():
+def test_a_second_model_waits_and_is_not_overtaken():
     bench = Bench(models=1)
     try:
         first = bench.scheduler.lease(ENTRIES["one"])
@@ -217,7 +218,7 @@ def test_another_model_waits_until_the_one_in_use_is_free_and_nobody_overtakes()
         bench.scheduler.stop()
 
 
-def test_a_model_that_cannot_be_loaded_fails_who_asked_and_nobody_else():
+def test_a_failed_load_fails_its_lease_alone():
     bench = Bench(models=2)
     try:
         bad = bench.scheduler.lease(ENTRIES["bad"])
@@ -230,7 +231,7 @@ def test_a_model_that_cannot_be_loaded_fails_who_asked_and_nobody_else():
         bench.scheduler.stop()
 
 
-def test_a_wish_given_up_is_forgotten():
+def test_a_lease_released_before_its_grant_is_dropped():
     bench = Bench(models=1)
     try:
         first = bench.scheduler.lease(ENTRIES["one"])
@@ -243,7 +244,7 @@ def test_a_wish_given_up_is_forgotten():
         bench.scheduler.stop()
 
 
-def test_stopping_ends_what_is_going_on():
+def test_stopping_fails_active_requests():
     bench = Bench()
     _, heard = bench.submit(PROMPT, 900)
     wait(lambda: heard.tokens)
@@ -255,7 +256,7 @@ def test_stopping_ends_what_is_going_on():
     bench.scheduler.stop()
 
 
-def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_all_requests_fail_when_the_thread_dies(monkeypatch: pytest.MonkeyPatch):
     bench = Bench()
     _, heard = bench.submit(PROMPT, 900)
     wait(lambda: heard.tokens)
@@ -271,7 +272,7 @@ def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch)
         bench.scheduler.lease(ENTRIES["one"])
 
 
-def test_a_model_that_cannot_be_had_costs_nobody_anything():
+def test_a_missing_model_unloads_no_other():
     bench = Bench(models=1)
     try:
         _, heard = bench.submit(PROMPT, 3)
@@ -287,20 +288,18 @@ def test_a_model_that_cannot_be_had_costs_nobody_anything():
         bench.scheduler.stop()
 
 
-def test_a_model_is_free_when_its_requests_have_ended_whoever_reads_their_answers():
+def test_a_model_is_free_when_its_requests_have_ended():
     bench = Bench(models=1)
     try:
         _, heard = bench.submit(PROMPT, 3)
-        bench.ended(heard)  # nobody has released anything
+        bench.ended(heard)  # no lease was released here
         assert bench.scheduler.lease(ENTRIES["two"]).granted.result(30).entry.name == "two"
     finally:
         bench.scheduler.stop()
 
 
 @pytest.mark.parametrize("place", ["Session.close", "Transaction.abort"])
-def test_a_failure_while_cleaning_up_is_told_and_the_thread_goes_on(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str
-):
+def test_a_failed_clean_up_fails_its_request_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str):
     def broken(*_: Any) -> None:
         raise RuntimeError("broken")
 
@@ -321,7 +320,7 @@ def test_a_failure_while_cleaning_up_is_told_and_the_thread_goes_on(
     bench.ended(other)
 
 
-def test_requests_that_are_abandoned_are_told_so(bench: Bench):
+def test_abandoned_requests_get_an_error(bench: Bench):
     _, active = bench.submit(PROMPT, 900)
     wait(lambda: active.tokens)
     bench.scheduler.abandon()
@@ -332,7 +331,7 @@ def test_requests_that_are_abandoned_are_told_so(bench: Bench):
     bench.ended(other)
 
 
-def test_sessions_serve_the_key_they_came_with(bench: Bench):
+def test_sessions_are_separate_for_each_api_key(bench: Bench):
     prompt = [299, *PROMPT]
     for owner, cached in (("anna", 0), ("bert", 0), ("anna", 40)):
         _, heard = bench.submit(prompt, 3, owner=owner)

@@ -33,18 +33,18 @@ NAN = float("nan")
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_numbers_that_no_server_can_work_with_are_refused_by_name(fields: dict[str, Any], says: str):
+def test_impossible_numbers_are_refused_by_name(fields: dict[str, Any], says: str):
     with pytest.raises(ConfigurationError, match=f"^{says}$"):
         ServerSettings(**fields).check()
 
 
 @pytest.mark.parametrize("flag", ["--max-body", "--cache-mib"])
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_sizes_are_numbers(flag: str, value: str):
+def test_sizes_must_be_finite(flag: str, value: str):
     with pytest.raises(ConfigurationError, match=f"^{flag} must be a number of MiB, not {value}$"):
         command.main(["--check", flag, value], standalone_mode=False)
 
 
-def test_what_switches_something_off_is_no_mistake():
+def test_zeros_that_disable_features_are_valid():
     nothing_kept = SchedulerLimits(sessions=0, session_bytes=0, session_s=0.0)
     ServerSettings(limits=nothing_kept, request_limits=RequestLimits(admitted=4), grace_s=0.0).check()

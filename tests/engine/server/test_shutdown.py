@@ -26,7 +26,7 @@ def asked(server: Running, **fields: Any) -> requests.Response:
 
 
 @pytest.mark.slow
-def test_what_is_not_done_when_the_grace_ends_is_told_so(tmp_path: Path):
+def test_requests_that_outlast_the_grace_get_an_error(tmp_path: Path):
     server = start(tmp_path, "--parallel", "2", "--grace", "1")
     slow = {"block": 1, "kv_channel": "rotated4"}
     with ThreadPoolExecutor(6) as pool:
@@ -39,7 +39,7 @@ def test_what_is_not_done_when_the_grace_ends_is_told_so(tmp_path: Path):
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "shutting_down")
         for future in streams:
             reply = future.result()
-            if reply.status_code == 503:  # it had not begun
+            if reply.status_code == 503:  # it had not started
                 continue
             last = json.loads(reply.text.strip().split("\n\n")[-1].removeprefix("data: "))
             assert last["error"]["code"] == "shutting_down"
@@ -49,7 +49,7 @@ def test_what_is_not_done_when_the_grace_ends_is_told_so(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_what_is_done_within_the_grace_comes_whole(tmp_path: Path):
+def test_requests_that_end_within_the_grace_are_complete(tmp_path: Path):
     server = start(tmp_path)
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(asked, server, stream=stream, max_tokens=200) for stream in (False, True)]

@@ -1,6 +1,6 @@
-"""What stands in front of the server: raw bytes at a real socket, with and without a key, honest and not.
+"""Access to the server: raw bytes at a real socket, with and without a key, valid and not.
 
-Whatever comes, nobody gets in without a key, nothing ends in a 5xx or hangs, and neither a traceback nor
+Without a key nothing is served, nothing ends in a 5xx or hangs, and neither a traceback nor
 anything that was said is in the log.
 """
 
@@ -16,11 +16,11 @@ from engine.server.app import AccessGuard, AccessRules, BoundedProtocol, Message
 from engine.server.metrics import Metrics
 from engine.server.scheduler import SchedulerStats
 from engine.server.serve import ServerSettings, _listening
-from tests.engine.server.door import (
+from tests.engine.server.raw_server import (
     BODY_S,
     JSON_TYPE,
     KEY,
-    Door,
+    RawServer,
     error,
     head,
     status,
@@ -53,24 +53,24 @@ AROUND = [
     "/v1/models/%ff%fe",
 ]
 
-pytestmark = pytest.mark.usefixtures("discreet")
+pytestmark = pytest.mark.usefixtures("quiet_log")
 
 
 @pytest.mark.parametrize("path", AROUND)
-def test_no_spelling_of_a_path_gets_around_the_key(door: Door, path: str):
-    answer = door.send(head(path=path, key=None))
+def test_no_spelling_of_a_path_avoids_the_key(raw_server: RawServer, path: str):
+    answer = raw_server.send(head(path=path, key=None))
     assert status(answer) == 401
     assert error(answer)["code"] == "invalid_api_key"
 
 
 @pytest.mark.parametrize("path", AROUND)
-def test_no_spelling_of_a_path_breaks_anything_for_who_has_a_key(door: Door, path: str):
-    assert status(door.send(head(path=path))) in {200, 307, 404, 501}
+def test_no_spelling_of_a_path_with_a_key_causes_an_error(raw_server: RawServer, path: str):
+    assert status(raw_server.send(head(path=path))) in {200, 307, 404, 501}
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "%00", "@", "demo@", "%F0%9F%98%80"])
-def test_names_of_models_that_are_none_are_refused_briefly(door: Door, name: str):
-    answer = door.send(head(path=f"/v1/models/{name}"))
+def test_unknown_model_names_are_refused_briefly(raw_server: RawServer, name: str):
+    answer = raw_server.send(head(path=f"/v1/models/{name}"))
     assert status(answer) in {400, 404}
     assert len(answer) < 1500
 
@@ -79,17 +79,20 @@ def test_names_of_models_that_are_none_are_refused_briefly(door: Door, name: str
     "key",
     ["", "x", KEY[:-1], KEY + "x", KEY.upper(), "\xff\xfe\x80", "a" * 50_000, f'"{KEY}"', f"{KEY},{KEY}"],
 )
-def test_only_the_key_itself_opens(door: Door, key: str):
-    assert status(door.send(head(key=key))) == 401
+def test_only_the_exact_key_is_accepted(raw_server: RawServer, key: str):
+    assert status(raw_server.send(head(key=key))) == 401
 
 
-def test_of_two_keys_the_first_counts(door: Door):
-    assert status(door.send(head("GET", "/v1/models", f"Authorization: Bearer {KEY}", key="another"))) == 401
+def test_of_two_keys_the_first_counts(raw_server: RawServer):
+    assert (
+        status(raw_server.send(head("GET", "/v1/models", f"Authorization: Bearer {KEY}", key="another")))
+        == 401
+    )
 
 
 @pytest.mark.parametrize("line", [f"Basic {KEY}", KEY, f"bearer{KEY}", f"Bearer Bearer {KEY}"])
-def test_other_schemes_do_not_open(door: Door, line: str):
-    assert status(door.send(head("GET", "/v1/models", f"Authorization: {line}", key=None))) == 401
+def test_other_schemes_are_refused(raw_server: RawServer, line: str):
+    assert status(raw_server.send(head("GET", "/v1/models", f"Authorization: {line}", key=None))) == 401
 
 
 @pytest.mark.parametrize(
@@ -107,8 +110,8 @@ def test_other_schemes_do_not_open(door: Door, line: str):
         "\xe9\xff",
     ],
 )
-def test_hosts_that_are_not_this_one_are_refused(door: Door, host: str):
-    answer = door.send(head(host=host))
+def test_hosts_that_are_not_this_one_are_refused(raw_server: RawServer, host: str):
+    answer = raw_server.send(head(host=host))
     assert status(answer) == 421
     assert error(answer)["code"] == "wrong_host"
 
@@ -116,44 +119,44 @@ def test_hosts_that_are_not_this_one_are_refused(door: Door, host: str):
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.1:80", "localhost:1", "LOCALHOST", "[::1]", "[::1]:80"]
 )
-def test_hosts_that_are_this_one_are_let_in(door: Door, host: str):
-    assert status(door.send(head(host=host))) == 200
+def test_hosts_that_are_this_one_are_let_in(raw_server: RawServer, host: str):
+    assert status(raw_server.send(head(host=host))) == 200
 
 
-def test_a_request_of_http_1_0_names_its_host_too(door: Door):
-    assert status(door.send(head(version="1.0", close=False))) == 200
-    assert status(door.send(head(version="1.0", host=None, close=False))) == 421
+def test_a_request_of_http_1_0_names_its_host_too(raw_server: RawServer):
+    assert status(raw_server.send(head(version="1.0", close=False))) == 200
+    assert status(raw_server.send(head(version="1.0", host=None, close=False))) == 421
 
 
 @pytest.mark.parametrize("host", ["Host: evil.example", "Host: 127.0.0.1"])
-def test_two_hosts_are_no_http(door: Door, host: str):
-    assert status(door.send(head("GET", "/v1/models", host))) == 400
+def test_two_host_headers_are_refused(raw_server: RawServer, host: str):
+    assert status(raw_server.send(head("GET", "/v1/models", host))) == 400
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "", "\xff", "http://127.0.0.1"])
-def test_web_pages_are_refused(door: Door, origin: str):
-    assert status(door.send(head("GET", "/health", f"Origin: {origin}", key=None))) == 403
+def test_web_pages_are_refused(raw_server: RawServer, origin: str):
+    assert status(raw_server.send(head("GET", "/health", f"Origin: {origin}", key=None))) == 403
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "FOO", "HEAD"])
 @pytest.mark.parametrize(("path", "allowed"), [("/v1/models", "GET"), ("/v1/chat/completions", "POST")])
-def test_a_method_that_a_path_does_not_have_is_refused_with_those_it_has(
-    door: Door, method: str, path: str, allowed: str
+def test_a_wrong_method_is_refused_with_the_allowed_one(
+    raw_server: RawServer, method: str, path: str, allowed: str
 ):
-    answer = door.send(head(method, path))
+    answer = raw_server.send(head(method, path))
     assert status(answer) == 405
     assert f"allow: {allowed}".encode() in answer.lower().replace(allowed.lower().encode(), allowed.encode())
 
 
-def test_requests_in_one_connection_are_looked_at_one_by_one(door: Door):
+def test_every_request_of_a_connection_is_checked(raw_server: RawServer):
     several = head(close=False) + head(path="/health", key=None, close=False) + head(key=None)
-    answers = door.send(several).split(b"HTTP/1.1 ")[1:]
+    answers = raw_server.send(several).split(b"HTTP/1.1 ")[1:]
     assert [answer[:3] for answer in answers] == [b"200", b"200", b"401"]
 
 
-def test_many_headers_are_taken_and_huge_ones_are_not(door: Door):
-    assert status(door.send(head("GET", "/v1/models", *(f"X-{n}: a" for n in range(1000))))) == 200
-    answer = door.send(head("GET", "/v1/models", "X-Long: " + "a" * 2**20))
+def test_many_headers_are_accepted_and_huge_ones_refused(raw_server: RawServer):
+    assert status(raw_server.send(head("GET", "/v1/models", *(f"X-{n}: a" for n in range(1000))))) == 200
+    answer = raw_server.send(head("GET", "/v1/models", "X-Long: " + "a" * 2**20))
     assert not answer or status(answer) == 400  # hung up on while it was still talking, it may hear nothing
 
 
@@ -169,29 +172,31 @@ def test_many_headers_are_taken_and_huge_ones_are_not(door: Door):
         ((), 400),
     ],
 )
-def test_odd_lengths_are_refused_before_any_body(door: Door, lines: tuple[str, ...], expected: int):
-    assert status(door.send(head("POST", "/v1/chat/completions", JSON_TYPE, *lines))) == expected
+def test_invalid_lengths_are_refused_before_the_body(
+    raw_server: RawServer, lines: tuple[str, ...], expected: int
+):
+    assert status(raw_server.send(head("POST", "/v1/chat/completions", JSON_TYPE, *lines))) == expected
 
 
-def test_a_chunked_body_is_counted_as_it_comes(door: Door):
+def test_a_chunked_body_is_counted_as_it_comes(raw_server: RawServer):
     chunk = b"10000\r\n" + b"a" * 2**16 + b"\r\n"
     opening = head("POST", "/v1/chat/completions", JSON_TYPE, "Transfer-Encoding: chunked")
-    assert status(door.send(opening + 16 * chunk + b"1\r\na\r\n")) == 413  # it has not ended
+    assert status(raw_server.send(opening + 16 * chunk + b"1\r\na\r\n")) == 413  # it has not ended
 
 
 @pytest.mark.parametrize("pieces", [0, 3])
-def test_a_body_that_does_not_end_is_not_waited_for(door: Door, pieces: int):
+def test_an_endless_body_times_out(raw_server: RawServer, pieces: int):
     opening = head("POST", "/v1/chat/completions", JSON_TYPE, "Transfer-Encoding: chunked")
-    answer = door.send(opening, then=[b"1\r\n{\r\n"] * pieces, pause=BODY_S / 8)
+    answer = raw_server.send(opening, then=[b"1\r\n{\r\n"] * pieces, pause=BODY_S / 8)
     assert status(answer) == 408
     assert error(answer)["code"] == "too_slow"
 
 
-def test_bytes_that_are_no_http_are_refused(door: Door):
-    assert status(door.send(b"\x16\x03\x01\x00\xa5\x01\x00" + b"\0" * 200 + b"\r\n\r\n")) == 400
+def test_bytes_that_are_not_http_are_refused(raw_server: RawServer):
+    assert status(raw_server.send(b"\x16\x03\x01\x00\xa5\x01\x00" + b"\0" * 200 + b"\r\n\r\n")) == 400
 
 
-def test_connections_send_at_once(door: Door):
+def test_connections_send_at_once(raw_server: RawServer):
     with _listening(ServerSettings(port=0)) as listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
         with accepted:
@@ -199,13 +204,13 @@ def test_connections_send_at_once(door: Door):
             assert accepted.proto == socket.IPPROTO_TCP
 
 
-def test_who_sends_no_head_in_time_is_let_go(door: Door, monkeypatch: pytest.MonkeyPatch):
+def test_connections_without_a_head_time_out(raw_server: RawServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(BoundedProtocol, "head_s", 0.3)
     for begun in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow:"):
-        with socket.create_connection(("127.0.0.1", door.port), 10) as connection:
+        with socket.create_connection(("127.0.0.1", raw_server.port), 10) as connection:
             connection.sendall(begun)
             assert connection.recv(100) == b""
-    with socket.create_connection(("127.0.0.1", door.port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", raw_server.port), 10) as connection:
         whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         connection.sendall(whole)
         assert b"200" in connection.recv(1000)
@@ -214,7 +219,7 @@ def test_who_sends_no_head_in_time_is_let_go(door: Door, monkeypatch: pytest.Mon
             continue
 
 
-def test_any_web_page_may_ask_where_any_was_allowed():
+def test_allowed_origins_may_ask():
     async def served(scope: object, receive: object, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
@@ -241,9 +246,9 @@ def test_any_web_page_may_ask_where_any_was_allowed():
     assert [asyncio.run(asked(origins)) for origins in (("*",), ("https://a.b",), ())] == [200, 200, 403]
 
 
-def test_connections_beyond_the_bound_are_let_go(door: Door, monkeypatch: pytest.MonkeyPatch):
+def test_connections_beyond_the_limit_are_closed(raw_server: RawServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(BoundedProtocol, "most", 3)
-    held = [socket.create_connection(("127.0.0.1", door.port), 10) for _ in range(4)]
+    held = [socket.create_connection(("127.0.0.1", raw_server.port), 10) for _ in range(4)]
     try:
         with suppress(ConnectionResetError):
             assert held[-1].recv(10) == b""
@@ -251,4 +256,4 @@ def test_connections_beyond_the_bound_are_let_go(door: Door, monkeypatch: pytest
         for connection in held:
             connection.close()
     monkeypatch.undo()
-    assert status(door.send(head("GET", "/health"))) == 200
+    assert status(raw_server.send(head("GET", "/health"))) == 200

@@ -11,7 +11,7 @@ from engine.config import Options, open_engine
 from engine.draft_length import FixedDraftLength
 from engine.errors import ModelError
 from engine.evaluation.arms import speculate, speculate_together
-from engine.memory.replay import Run, held_by, total
+from engine.memory import LayerBytes, RunLengths, held_by
 from engine.target.loading import SHIPPED_TARGET, load_target
 from engine.target.model import Target
 from evidence_format.policies import KINDS
@@ -21,7 +21,9 @@ from tests.engine.memory.measured import run_alone, run_together, target_of
 
 POLICIES = (
     "native",
+    "full-kv",
     "sliding-bounded:1,4",
+    "full-kv",
     "sink-window:3,20",
     "affine:4,64",
     "rotated:8,32@full",
@@ -33,10 +35,14 @@ POLICIES = (
 )
 CONTEXTS = (257, 1, 255, 256, 1000)
 RECURRENT = ("qwen3_5", "qwen3_next")
-ROUND = Run(0, block=6, headroom=8)
+ROUND = RunLengths(0, block=6, headroom=8)
 
 
-def predicted(family: str, policy: str, run: Run) -> int:
+def total(kinds: list[LayerBytes]) -> int:
+    return sum(kind.bytes for kind in kinds)
+
+
+def predicted(family: str, policy: str, run: RunLengths) -> int:
     return total(held_by(target_of(family), parse_policy(policy), run))
 
 
@@ -48,14 +54,14 @@ def test_every_kind_of_policy_is_here():
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_sequence_holds_what_was_predicted(policy, context):
-    run = Run(context)
+    run = RunLengths(context)
     assert predicted("gemma3_text", policy, run) == run_alone(
         target_of("gemma3_text"), parse_policy(policy), run
     )
 
 
 @pytest.mark.sampled(12, 1)
-@pytest.mark.parametrize("policy", ["native", "affine:4,64", "sink-window:3,20"])
+@pytest.mark.parametrize("policy", ["native", "full-kv", "affine:4,64", "sink-window:3,20"])
 @pytest.mark.parametrize("chunk", [100, 5, 256])
 def test_chunks_of_a_prompt_are_those_of_the_run(policy, chunk):
     for context in (252, 513):
@@ -69,7 +75,7 @@ def test_chunks_of_a_prompt_are_those_of_the_run(policy, chunk):
 @pytest.mark.parametrize("context", [255, 1, 256, 300])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_batch_holds_what_was_predicted(policy, context):
-    run = Run(context, batch=3, block=1 + context % 3, headroom=4)
+    run = RunLengths(context, batch=3, block=1 + context % 3, headroom=4)
     assert predicted("gemma3_text", policy, run) == run_together(
         target_of("gemma3_text"), parse_policy(policy), run
     )
@@ -79,7 +85,7 @@ def test_a_batch_holds_what_was_predicted(policy, context):
 @pytest.mark.parametrize("policy", ["native", "affine:4,64"])
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma4_text", "gemma4", *RECURRENT])
 def test_other_families_hold_what_was_predicted(family, policy):
-    for run in (Run(257), replace(ROUND, context=120), Run(257, batch=2)):
+    for run in (RunLengths(257), replace(ROUND, context=120), RunLengths(257, batch=2)):
         measure = run_together if run.batch > 1 else run_alone
         assert predicted(family, policy, run) == measure(target_of(family), parse_policy(policy), run), run
 
@@ -90,14 +96,14 @@ def test_other_families_hold_what_was_predicted(family, policy):
 def test_every_kind_of_cache_is_predicted(family):
     """Lists of caches, short convolutions, chunks, and rings beside recurrent states."""
     target = Target(model(family))
-    for run in (Run(257), Run(300, prefill_chunk=70)):
+    for run in (RunLengths(257), RunLengths(300, prefill_chunk=70)):
         assert total(held_by(target, NATIVE, run)) == run_alone(target, NATIVE, run), run
 
 
 def test_what_cannot_be_batched_is_refused_by_name():
     for family, says in (("llama4", "ChunkedKVCache"), ("recurrent_gemma", "different lengths")):
         with pytest.raises(ModelError, match=says):
-            held_by(Target(model(family)), NATIVE, Run(20, batch=2))
+            held_by(Target(model(family)), NATIVE, RunLengths(20, batch=2))
 
 
 @pytest.mark.sampled(0, 4)
@@ -108,19 +114,19 @@ def test_the_resident_bytes_of_a_report_are_predicted(policy):
     prompt, other = prompt_of(700), prompt_of(700)[::-1]
     alone = speculate(engine, prompt, 2, FixedDraftLength(1))
     together = speculate_together(engine, [prompt, other], 2, FixedDraftLength(1))
-    target, run = load_target(SHIPPED_TARGET).target, Run(700)
+    target, run = load_target(SHIPPED_TARGET).target, RunLengths(700)
     assert total(held_by(target, engine.policy, run)) == alone.resident_bytes
     both = total(held_by(target, engine.policy, replace(run, batch=2)))
     assert [each.resident_bytes for each in together] == [both // 2] * 2
 
 
 def test_layers_are_counted_by_kind():
-    kinds = held_by(target_of("gemma3_text"), NATIVE, Run(100))
+    kinds = held_by(target_of("gemma3_text"), NATIVE, RunLengths(100))
     assert [(kind.holds, kind.cache, kind.layers) for kind in kinds] == [
         ("last 8", "SlidingRing", 4),
         ("all positions", "KVCache", 2),
     ]
-    coded = held_by(target_of("gemma3_text"), parse_policy("affine@full"), Run(100, batch=2))
+    coded = held_by(target_of("gemma3_text"), parse_policy("affine@full"), RunLengths(100, batch=2))
     assert [(kind.holds, kind.cache, kind.layers) for kind in coded] == [
         ("last 8", "RaggedKV", 4),
         ("all positions, affine:4,64", "CodedKV", 2),

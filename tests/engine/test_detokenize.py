@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.detokenize import TextStream, text_of
-from engine.incremental_decoder import IncrementalDecoder
+from engine.detokenize import IncrementalDecoder, TextStream, text_of
 from engine.stops import Stops
 from tests.engine import tokenizers
 

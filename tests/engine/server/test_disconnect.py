@@ -34,7 +34,7 @@ async def never() -> Any:
     await asyncio.Event().wait()
 
 
-def test_who_takes_nothing_is_given_up_and_everything_is_given_back(
+def test_a_stalled_client_is_dropped_and_its_resources_freed(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(CompletionResponse, "stalled_s", 0.3)
@@ -58,7 +58,7 @@ def test_who_takes_nothing_is_given_up_and_everything_is_given_back(
     assert record.completion_tokens > 0
 
 
-def test_who_has_gone_ends_the_work(service: Service):
+def test_a_disconnect_ends_the_decoding(service: Service):
     record = RequestRecord("POST", "/v1/completions", "here")
 
     async def answer() -> None:

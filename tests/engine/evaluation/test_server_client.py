@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from engine.errors import EngineError
-from engine.evaluation import http
-from engine.evaluation.http import Client, ServerFault, listening
+from engine.evaluation import server_client
+from engine.evaluation.server_client import Client, ServerFault, listening
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
@@ -54,7 +54,7 @@ def document(body: bytes, status: str = "200 OK", kind: str = "application/json"
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix"])
-def test_a_request_carries_the_key_and_its_answer_is_read(transport: str):
+def test_request_carries_the_key_and_answer_is_read(transport: str):
     with answering(document(b'{"a": 1}', "404 Not Found"), transport) as (client, heard):
         assert client.transport == transport
         reply = client.post("/v1/x", {"b": [2]})
@@ -76,7 +76,7 @@ def test_what_is_no_json_is_handed_on_as_text():
         assert client.get("/metrics").body == "kakeya_x 1\n"
 
 
-def test_a_stream_is_read_event_by_event_and_its_comments_are_not():
+def test_stream_is_read_by_events_without_comments():
     events = b'data: {"n": 1}\n\n: waiting\n\ndata: {"n": 2}\n\ndata: [DONE]\n\n'
     with answering(STREAM + events) as (client, _):
         assert list(client.stream("/v1/x", {})) == [{"n": 1}, {"n": 2}, None]
@@ -121,9 +121,7 @@ def test_a_unix_socket_is_gone_with_its_folder():
     assert not Path(str(path)).parent.exists()
 
 
-def test_a_long_temporary_folder_is_named_from_where_the_process_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_long_socket_path_is_made_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     work, temporary = tmp_path / ("long" * 30) / "work", tmp_path / ("long" * 30) / "tmp"
     for folder in (work, temporary):
         folder.mkdir(parents=True)
@@ -133,22 +131,26 @@ def test_a_long_temporary_folder_is_named_from_where_the_process_is(
         assert str(path).startswith("../tmp/")
 
 
-def refusing(name: str) -> Callable[..., object]:
-    def refuse(*_: object) -> object:
-        raise PermissionError(1, f"{name} is not permitted")
+def refuse(monkeypatch: pytest.MonkeyPatch, *transports: str) -> None:
+    """Do as a sandbox that does not let a process listen."""
+    listen = server_client.listen
 
-    return refuse
+    def guarded(transport: str, path: str) -> socket.socket:
+        if transport in transports:
+            raise PermissionError(1, f"{transport} is not permitted")
+        return listen(transport, path)
+
+    monkeypatch.setattr(server_client, "listen", guarded)
 
 
-def test_where_a_sandbox_closes_the_loopback_device_a_unix_socket_is_taken(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(http, "_listen_on_port", refusing("tcp"))
+def test_unix_socket_is_used_where_a_sandbox_closes_the_loopback(monkeypatch: pytest.MonkeyPatch):
+    refuse(monkeypatch, "tcp")
     with listening() as (place, _):
         assert place.family == socket.AF_UNIX
 
 
-def test_where_it_closes_both_the_error_says_what_a_sandbox_must_leave(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(http, "_listen_on_port", refusing("tcp"))
-    monkeypatch.setattr(http, "_listen_in", refusing("unix"))
+def test_error_says_what_a_sandbox_must_leave(monkeypatch: pytest.MonkeyPatch):
+    refuse(monkeypatch, "tcp", "unix")
     said = r"tcp: tcp is not permitted; unix: .* a loopback device or Unix"
     with pytest.raises(EngineError, match=said), listening():
         pass

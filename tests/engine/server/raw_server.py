@@ -1,4 +1,4 @@
-"""A door to knock at: the real server at a socket of this process, and requests as raw bytes."""
+"""The real server at a socket of this process, and requests as raw bytes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -30,7 +31,7 @@ JSON_TYPE = "Content-Type: application/json"
 
 
 @dataclass(frozen=True)
-class Door:
+class RawServer:
     """A server that listens."""
 
     port: int
@@ -61,24 +62,24 @@ class Door:
 
 
 @contextmanager
-def opened() -> Iterator[Door]:
-    """A server of the shipped pair, whose bodies have little time."""
+def opened(registry: Path | None = None) -> Iterator[RawServer]:
+    """A server of the shipped registry, or of another, whose bodies have little time."""
     serving = ServerSettings(port=0, keys=(KEY,), largest_body=2**20)
-    registry = Registry.load(None)
+    models = Registry.load(registry)
     scheduler = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits())
-    service = Service(registry, scheduler, RequestLimits(max_tokens=64, default_tokens=2))
+    service = Service(models, scheduler, RequestLimits(max_tokens=64, default_tokens=2))
     metrics = Metrics(lambda: scheduler.stats, lambda: service.admitted)
     app = new_app(service, metrics, replace(serving.rules, body_s=BODY_S))
     config = uvicorn.Config(
         app, http=BoundedProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
     )
     scheduler.start()
-    preload(scheduler, registry)
+    preload(scheduler, models)
     with _listening(serving) as listening:
         server = HttpServer(config, service, grace_s=5)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
-        yield Door(listening.getsockname()[1])
+        yield RawServer(listening.getsockname()[1])
         server.should_exit = True
         thread.join(10)
     scheduler.stop()

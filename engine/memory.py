@@ -1,0 +1,702 @@
+"""How much memory a run takes, said beforehand: from a model's configuration, and the article's formula.
+
+A model is built without its weights (where the files are there, mlx-lm reads their headers alone). One lazy
+forward tells what each layer writes into its cache; then the caches' own code takes in lazy zeros, in the
+order in which a run would write them. mlx builds arrays lazily, so nothing is computed or allocated.
+
+    a sequence   the prompt in chunks, its last token by itself, then one round
+    a batch      each prompt likewise; the caches are merged, then one round for all
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from sys import getsizeof
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache
+from mlx_lm.utils import load_model
+
+from engine.cache.batch import merge
+from engine.cache.coded import CodedKV
+from engine.cache.policy import NATIVE, KVPolicy, RestoredKV, parse_policy
+from engine.cache.ring import SlidingRing, WindowedKV
+from engine.cache.traced import appended, reserve, stores_of
+from engine.cache.transaction import members_of, new_caches
+from engine.config import LARGEST_BLOCK
+from engine.draft_length import AdaptiveDraftLength
+from engine.drafters.autoregressive import CHUNK, UNSEEN, Autoregressive
+from engine.drafters.base import refuse_mismatch
+from engine.drafters.block import BlockDrafter
+from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
+from engine.drafters.prompt_lookup import PromptLookup
+from engine.drafters.registry import DrafterSpec, read_spec
+from engine.errors import ConfigurationError, InputError, ModelError
+from engine.networks.dflash import Context
+from engine.networks.dflash2 import build_network
+from engine.networks.dflash_config import DFlashConfig
+from engine.networks.mdlm import classes, mask_token
+from engine.restoration.session import RestorationPlan
+from engine.restoration.sites import sites_of
+from engine.target.attention import refuse_policy
+from engine.target.compiled import CompiledForward, graph_length, longest_graph
+from engine.target.folder import (
+    build_unloaded,
+    check_config,
+    check_depth,
+    context_length,
+    read_json,
+    require_folder,
+    tensor_shapes,
+    text_part,
+    weight_files,
+)
+from engine.target.loading import DTYPES, cast_weights, dtype_of, opened
+from engine.target.model import Target
+from engine.target.quantize import check_packing, quantize_target
+
+# The table of the original article: a verifier of 28 layers with 8 KV heads of 128 values in 16 bits keeps 28
+# positions, 4 pinned and the last 24; all tokens share the proposer's weights. No cache was measured for it.
+ARTICLE = {
+    "layers": 28,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "bytes_per_value": 2,
+    "kv_bytes_per_position": 28 * 2 * 8 * 128 * 2,
+    "sink": 4,
+    "window": 24,
+    "slots": 28,
+    "proposer_weights": 596_049_920,
+    "proposer_bytes": 2 * 596_049_920,
+}
+ARTICLE_ROWS = ((8, 8192), (8, 32768), (8, 131072), (64, 131072), (64, 1048576))  # batch and context
+
+EVERY = "all"
+POLICIES = (
+    "native", "full-kv", "sliding-bounded", "sink-window", "affine", "rotated", "lattice", "lattice-packed",
+    "restored:exact",
+)  # fmt: skip
+LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30
+DEEPEST = 4096  # layers that are built without weights to say so
+
+Progress = Callable[[int, int, str, str], None]  # done, of how many, what, which
+
+
+def article_bytes(batch: int, context: int) -> float:
+    """Bytes a token of ``batch`` sequences of ``context`` positions each, both at least 1."""
+    kv = ARTICLE["kv_bytes_per_position"] * min(context, ARTICLE["slots"]) / context
+    return kv + ARTICLE["proposer_bytes"] / (batch * context)
+
+
+def article_document() -> dict[str, Any]:
+    """The article's table as the JSON line has it."""
+    kv, slots, proposer = (ARTICLE[name] for name in ("kv_bytes_per_position", "slots", "proposer_bytes"))
+    rows = [(batch, context, article_bytes(batch, context)) for batch, context in ARTICLE_ROWS]
+    return {
+        "kind": "analytic",
+        "table": "article",
+        "formula": f"net(B, S) = {kv:,}·min(S, {slots})/S + {proposer:,}/(B·S); ratio = {kv:,}/net",
+        "constants": ARTICLE,
+        "measured": False,
+        "left_out": [
+            "rows kept free for positions that may be taken back",
+            "the steps by which buffers grow",
+            "the drafter's own state",
+            "activations, and what the allocator holds",
+            "the verifier's weights",
+        ],
+        "rows": [
+            {
+                "batch": batch,
+                "context": context,
+                "net_bytes_per_token": net,
+                "ratio": kv / net,
+                "net_bytes_per_token_text": f"{net:,.1f}",
+                "ratio_text": f"{kv / net:.2f}×",
+            }
+            for batch, context, net in rows
+        ],
+    }
+
+
+# --- a model without its weights --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unloaded:
+    """A model that is shapes alone."""
+
+    path: Path
+    target: Target
+    dtype: str  # of its floating weights, and so of keys and values
+    dtype_from: str  # who says so
+    weights: int  # their bytes
+    weights_from: str  # the files, or config.json alone
+    context: int | None  # positions it was made for, where the configuration says
+
+
+def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = None) -> Unloaded:
+    """Build the model of a folder without its weights.
+
+    A ``config.json`` alone will do: then sizes follow from it, and packing from its ``quantization``, as if
+    every matrix that can be packed were.
+
+    Args:
+        path: the folder.
+        dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
+        quantize: pack the weights, see `engine.target.quantize`; None leaves them as stored.
+
+    Raises:
+        ModelError: the folder cannot be used; the message names the file and the reason.
+        ConfigurationError: the dtype is unknown, or the weights cannot be packed as asked for.
+    """
+    require_folder(path)
+    config = read_json(path / "config.json")
+    check_config(path / "config.json", config)
+    files = _files_of(path)
+    if files:
+        check_depth(path / "config.json", config, tensor_shapes(files))
+        model = opened(path, "the model", lambda: load_model(path, lazy=True)[0], config)
+    else:
+        model = opened(path, "config.json", partial(_built, path, config), verb="run")
+    if quantize is not None:
+        quantize_target(model, quantize)
+    name, source = _dtype_name(dtype, model if files else None, config)
+    if dtype_of(dtype) is not None or not files:
+        cast_weights(model, DTYPES[name])
+    opened(path, "config.json", lambda: written_by(model), verb="run")
+    weights = _nbytes(model, {} if files else config)
+    where = "the headers of its files" if files else "config.json"
+    return Unloaded(path, Target(model), name, source, weights, where, context_length(config))
+
+
+def _files_of(path: Path) -> list[Path]:
+    return weight_files(path) if any(path.glob("model*.safetensors")) else []
+
+
+def _built(path: Path, config: Mapping[str, Any]) -> Any:
+    """The model a configuration describes, packed as it says."""
+    file = path / "config.json"
+    if config.get("quantization_config") is not None and config.get("quantization") is None:
+        raise ModelError(
+            f"{file}: quantization_config is for mlx-lm to read with the weights; "
+            "put the model*.safetensors into the folder"
+        )
+    if text_part(config)["num_hidden_layers"] > DEEPEST:
+        raise ModelError(f"{file}: num_hidden_layers is more than {DEEPEST}")
+    model = build_unloaded(config)
+    model.eval()
+    _pack(file, model, config.get("quantization"))
+    return model
+
+
+def _pack(file: Path, module: nn.Module, quantization: Mapping[str, Any] | None) -> None:
+    """Pack every matrix of an unloaded module as a ``quantization`` says."""
+    if quantization is None:
+        return
+    check_packing(file, quantization)
+
+    def packing(name: str, part: nn.Module) -> Any:
+        if not hasattr(part, "to_quantized") or part.weight.shape[-1] % quantization["group_size"]:
+            return False
+        return quantization.get(name, True)
+
+    group, bits = quantization["group_size"], quantization["bits"]
+    nn.quantize(module, group, bits, mode=quantization.get("mode", "affine"), class_predicate=packing)
+
+
+def _nbytes(model: Any, config: Mapping[str, Any]) -> int:
+    """Bytes of the parameters, without a head that was built though ``config`` ties it to the tokens."""
+    said = text_part(config).get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    tied = said if said is not None else str(config.get("model_type")).startswith("gemma")
+    skipped = ("lm_head.", "language_model.lm_head.") if tied else ()
+    parameters = dict(tree_flatten(model.parameters()))
+    return sum(value.nbytes for name, value in parameters.items() if not name.startswith(skipped))
+
+
+def _dtype_name(dtype: str | None, model: Any, config: Mapping[str, Any]) -> tuple[str, str]:
+    """The name of the weights' type, and who says so; ``model``: as the files hold it, None without files."""
+    wanted = dtype_of(dtype)
+    if wanted is not None:
+        name = next(name for name, known in DTYPES.items() if known == wanted)
+        return name, "--dtype" if dtype else "the engine's on a CPU"
+    if model is None:
+        said = (part.get(name) for part in (config, text_part(config)) for name in ("dtype", "torch_dtype"))
+        return next((name for name in said if name in DTYPES), "bfloat16"), "config.json"
+    sizes = dict.fromkeys(DTYPES, 0)
+    for value in dict(tree_flatten(model.parameters())).values():
+        if (name := str(value.dtype).removeprefix("mlx.core.")) in sizes:
+            sizes[name] += value.size
+    return max(sizes, key=sizes.__getitem__), "as stored"
+
+
+# --- caches -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunLengths:
+    """What is to be held."""
+
+    context: int  # tokens of each prompt
+    batch: int = 1  # sequences; one is decoded alone, several are merged
+    block: int = 1  # tokens of the round; 0: none, where the prompt leaves one token alone
+    headroom: int = 1  # the largest block that may be verified
+    prefill_chunk: int = 2048  # prompt positions a forward
+
+
+class LayerBytes(NamedTuple):
+    """Layers whose caches are alike: what they keep, the caches' class at the end, and all their bytes."""
+
+    holds: str
+    cache: str
+    layers: int
+    bytes: int
+
+
+def held_by(target: Target, policy: KVPolicy, run: RunLengths) -> list[LayerBytes]:
+    """The caches' bytes after a run, by kinds of layers in the order of their first layers.
+
+    Raises:
+        ConfigurationError: the policy does not fit the model.
+        ModelError: a batch does not fit the model, or a cache is of a kind that cannot be predicted.
+    """
+    caches = new_caches(target.model, run.headroom, policy)
+    longest = longest_graph(target.hidden_size)
+    compiled = CompiledForward.of(target, (), caches) is not None
+
+    def graph(count: int) -> int | None:
+        """The length of the compiled graph that serves a forward; None: it is not compiled."""
+        size = graph_length(count, run.headroom) if compiled and count <= run.headroom else None
+        return None if size is None or (longest is not None and size > longest) else size
+
+    alike: dict[Any, list[tuple[Any, Any]]] = {}
+    for cache, template in zip(caches, written_by(target.model), strict=True):
+        shapes = tuple(None if each is None else (each.shape, each.dtype) for each in _arrays(template))
+        alike.setdefault((_holds(cache), shapes), []).append((cache, template))
+    found = []
+    for (holds, _), group in alike.items():
+        cache = _replayed(target.model, group[0], policy, run, graph)
+        found.append(LayerBytes(holds, type(cache).__name__, len(group), len(group) * int(cache.nbytes)))
+    return found
+
+
+def _replayed(
+    model: Any,
+    layer: tuple[Any, Any],
+    policy: KVPolicy,
+    run: RunLengths,
+    graph: Callable[[int], int | None],
+) -> Any:
+    """One layer's cache at the end of a run; for a batch, of all its sequences."""
+    cache, template = layer
+    for count in chunks_of(policy, run):
+        if _is_full(cache):
+            break
+        _forward(cache, template, count, graph(count) if policy.source is None else None)
+    _forward(cache, template, 1, graph(1))
+    if run.batch > 1:
+        if all(each is None for each in _arrays(template)):
+            return cache
+        [cache] = merge(model, [[cache]] * run.batch)
+        if run.block:
+            feed(cache, template, run.block, run.batch)
+    elif run.block:
+        _forward(cache, template, run.block, graph(run.block))
+    return cache
+
+
+def chunks_of(policy: KVPolicy, run: RunLengths) -> Iterator[int]:
+    """Positions of each forward over the prompt, its last token left out."""
+    longest = run.prefill_chunk
+    if policy.source is not None:
+        longest = RestorationPlan(policy.source, policy.sink, policy.window).chunk
+    for done in range(0, run.context - 1, run.prefill_chunk):
+        part = min(run.prefill_chunk, run.context - 1 - done)
+        yield from (min(longest, part - at) for at in range(0, part, longest))
+
+
+def _is_full(cache: Any) -> bool:
+    """Whether nothing a layer takes in can change its size: its stores are rings with all their rows."""
+    return all(
+        type(store) is SlidingRing and store.keys is not None and store.keys.shape[2] == store.capacity
+        for store in stores_of([cache])
+    )
+
+
+def _forward(cache: Any, template: Any, count: int, size: int | None) -> None:
+    """One forward of one sequence, on one layer's cache; ``size``: of the compiled graph."""
+    stores = stores_of([cache])
+    if size is not None and all(reserve(store, size) for store in stores):
+        for store in stores:
+            appended(store, count, size)
+    else:
+        feed(cache, template, count)
+
+
+def written_by(model: Any) -> list[Any]:
+    """A cache of each layer after a lazy forward over two tokens: it tells what the layer writes.
+
+    Raises:
+        ModelError: a cache is of a kind whose growth is not known here.
+    """
+    caches = new_caches(model, 1)
+    for cache in caches:
+        for member in members_of(cache):
+            if type(member) not in (KVCache, SlidingRing, ChunkedKVCache, ArraysCache):
+                kind = type(member).__name__
+                raise ModelError(f"how {kind} layers grow is not known; their memory is not predicted")
+    model(mx.zeros((1, 2), mx.int32), cache=caches)
+    return caches
+
+
+def _arrays(cache: Any) -> list[Any]:
+    """What a layer's cache holds, an array or None each."""
+    members = list(members_of(cache))
+    return [
+        each for part in members for each in (part.cache if _recurrent(part) else (part.keys, part.values))
+    ]
+
+
+def _recurrent(member: Any) -> bool:
+    return type(member) is ArraysCache
+
+
+def feed(cache: Any, template: Any, count: int, batch: int = 1) -> None:
+    """Write ``count`` positions of each sequence into a layer's cache; ``template`` is of `written_by`."""
+    members: list[Any] = [cache] if type(cache) is CodedKV else list(members_of(cache))
+    for member, seen in zip(members, members_of(template), strict=True):
+        if _recurrent(seen):
+            if batch == 1:  # a merged state is replaced by one of the same shape
+                member.cache = [_blank(each) for each in seen.cache]
+        elif seen.keys is not None:
+            if type(member) is ChunkedKVCache:
+                member.maybe_trim_front()  # type: ignore[no-untyped-call]  # its models do so in every forward
+            sides = [(batch, side.shape[1], count, side.shape[3]) for side in (seen.keys, seen.values)]
+            keys, values = (mx.zeros(shape, seen.keys.dtype) for shape in sides)
+            member.update_and_fetch(keys, values.astype(seen.values.dtype))
+    for member in members_of(cache):  # what led to the buffers is forgotten
+        if not _recurrent(member):
+            member.keys, member.values = _blank(member.keys), _blank(member.values)
+
+
+def _blank(value: mx.array | None) -> mx.array | None:
+    return None if value is None else mx.zeros(value.shape, value.dtype)
+
+
+def _holds(cache: Any) -> str:
+    """What a layer's cache keeps, in words; caches of different layouts differ in it."""
+    if type(cache) is CacheList:
+        return " + ".join(_holds(member) for member in cache.caches)
+    if type(cache) is CodedKV:
+        return f"{_holds(cache.stores[0])}, {cache.code.partition('@')[0]}"
+    if type(cache) is SlidingRing:
+        sink = f"first {cache.sink} and " if cache.sink else ""
+        return f"{sink}last {cache.window}"
+    if type(cache) is WindowedKV:
+        return f"all positions, the last {cache.window} seen"
+    if type(cache) is ArraysCache:
+        return "recurrent state"
+    if type(cache) is ChunkedKVCache:
+        return f"chunks of {cache.chunk_size}"
+    return "all positions, restored" if type(cache) is RestoredKV else "all positions"
+
+
+# --- drafters ---------------------------------------------------------------------------------------------
+
+
+class UnloadedDrafter(NamedTuple):
+    """A drafter that is shapes alone.
+
+    `state` takes the positions observed at a time, and the tokens of a block (under 2: nothing is drafted),
+    and gives the bytes of one sequence's state.
+    """
+
+    block_size: int  # that it was made for
+    weights: int  # their bytes
+    state: Callable[[Sequence[int], int], int]
+
+
+def open_unloaded_drafter(
+    spec: str, target: Unloaded, dtype: str | None = None, policy: KVPolicy = NATIVE
+) -> UnloadedDrafter:
+    """Build what a ``--drafter`` text names (see `engine.drafters.registry`) without its weights.
+
+    Raises:
+        ConfigurationError: the text does not name a drafter, or its value does not make sense.
+        ModelError: the folder cannot be used.
+        DrafterMismatchError: it was made for a target of another shape.
+    """
+    asked = read_spec(spec, policy)
+    opener: Callable[..., UnloadedDrafter] = OPENERS.get(asked.kind, _dflash)
+    inner = opener(asked, target, dtype)
+    if not asked.lookups:
+        return inner
+    lookups = _prompt_lookup(replace(asked, argument=str(PromptLookup.default_shortest)), target, dtype)
+    return inner._replace(state=lambda *run: inner.state(*run) + lookups.state(*run))
+
+
+def _prompt_lookup(asked: DrafterSpec, _: Unloaded, __: str | None) -> UnloadedDrafter:
+    shortest = asked.argument
+    if not (shortest.isascii() and shortest.isdigit()):
+        raise ConfigurationError(f"--drafter prompt-lookup:{shortest}: the shortest match must be a number")
+
+    def state(observed: Sequence[int], _: int) -> int:
+        lookup = PromptLookup(int(shortest))
+        for count in observed:  # the size of its tables does not depend on the tokens
+            lookup.observe([0] * count, None)
+        return lookup.nbytes
+
+    return UnloadedDrafter(PromptLookup(int(shortest)).block_size, 0, state)
+
+
+def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder = Path(asked.argument)
+    raw = read_json(folder / "config.json")
+    network = opened(folder, "config.json", lambda: build_network(DFlashConfig.from_dict(raw)))
+    _pack(folder / "config.json", network, raw.get("quantization"))
+    cast_weights(network, _stored(folder, dtype))
+    BlockDrafter(network, asked.policy).bind(target.target)
+    config, hidden_states = network.config, DTYPES[target.dtype]
+    width = len(config.target_layer_ids) * config.hidden_size
+
+    def state(observed: Sequence[int], block: int) -> int:
+        """The network's context, as `BlockDrafter` extends it."""
+        context, waiting = Context(config, asked.policy), 0
+        for count in observed:
+            waiting += count
+            if waiting >= BlockDrafter.absorb_at:
+                network.absorb(mx.zeros((1, waiting, width), hidden_states), context)
+                for layer in context.layers:
+                    layer.buffers = [mx.zeros(each.shape, each.dtype) for each in layer.buffers]
+                waiting = 0
+        if block > 1:
+            rows = mx.zeros((1, block, config.hidden_size), hidden_states)
+            network(rows, mx.zeros((1, waiting, width), hidden_states), context)
+        return context.nbytes
+
+    return UnloadedDrafter(config.block_size, _nbytes(network, {}), state)
+
+
+def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    small = open_unloaded(Path(asked.argument), dtype)
+    refuse_mismatch("vocabulary", small.target.vocab_size, target.target.vocab_size)
+    refuse_policy(small.target.model, asked.policy, "--drafter-kv")
+    model, size = small.target.model, Autoregressive(small.target).block_size
+
+    def state(observed: Sequence[int], block: int) -> int:
+        """Its caches: what it has not seen in chunks, then the bonus, then its drafts."""
+        if block < 2:  # it reads what it observed when it is asked to draft
+            return 0
+        unseen, counts = sum(observed), []
+        while unseen > UNSEEN:
+            counts.append(min(CHUNK, unseen))
+            unseen -= counts[-1]
+        counts += [unseen + 1, *[1] * (min(block - 1, 2 * size - 1) - 1)]
+        caches = new_caches(model, UNSEEN + 2 * size, asked.policy)
+        for cache, template in zip(caches, written_by(model), strict=True):
+            for count in counts:
+                feed(cache, template, count)
+        return sum(int(cache.nbytes) for cache in caches)
+
+    return UnloadedDrafter(size, small.weights, state)
+
+
+def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder, given = split_spec(asked.argument)
+    config = read_json(folder / "config.json")
+    settings = settings_of(folder / "config.json", config) | given
+    mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
+
+    def built() -> Any:
+        network, arguments = classes(config)
+        return network(arguments.from_dict(dict(config)))  # type: ignore[no-untyped-call]
+
+    network = opened(folder, "config.json", built)
+    _pack(folder / "config.json", network, config.get("quantization"))
+    cast_weights(network, _stored(folder, dtype))
+    drafter = MaskedDiffusion(network, mask, **settings)
+    drafter.bind(target.target)
+
+    def state(observed: Sequence[int], _: int) -> int:
+        tokens = array("i")
+        for count in observed:
+            tokens.extend([0] * count)
+        return getsizeof(tokens)
+
+    return UnloadedDrafter(drafter.block_size, _nbytes(network, {}), state)
+
+
+def _stored(folder: Path, dtype: str | None) -> mx.Dtype:
+    """The type a network's weights would be loaded in; as stored: that of the first tensor of its files."""
+    if (wanted := dtype_of(dtype)) is not None:
+        return wanted
+    for file in _files_of(folder):
+        for value in mx.load(str(file)).values():  # type: ignore[union-attr]  # a safetensors file holds a dict
+            if mx.issubdtype(value.dtype, mx.floating):
+                return value.dtype
+    return mx.bfloat16
+
+
+OPENERS = {
+    PromptLookup.name: _prompt_lookup,
+    Autoregressive.name: _autoregressive,
+    MaskedDiffusion.name: _masked_diffusion,
+}
+"""What builds the kinds of drafters that are no DFlash network."""
+
+
+# --- the prediction ---------------------------------------------------------------------------------------
+
+
+def predict(
+    model: Unloaded,
+    policies: Sequence[str],
+    contexts: Sequence[int],
+    progress: Progress = lambda *_: None,
+    *,
+    batch: int = 1,
+    block: str = "auto",
+    prefill_chunk: int = 2048,
+    drafter: str | None = None,
+    dtype: str | None = None,
+) -> dict[str, Any]:
+    """Predict what the caches would hold after each prompt and one round, as the JSON line has it.
+
+    Args:
+        model: the target.
+        policies: ``--kv`` texts, `EVERY` among them for all of `POLICIES` that the model can have.
+        contexts: tokens of each prompt.
+        progress: told before every row.
+        batch: sequences.
+        block: ``auto`` or tokens of a verify forward.
+        prefill_chunk: prompt positions a forward.
+        drafter: a ``--drafter`` text, or None.
+        dtype: of the drafter's weights, as for the target's.
+
+    Raises:
+        ConfigurationError: a number is out of range, or a policy does not fit the model.
+        ModelError: the drafter's folder cannot be used, or caches of the model cannot be predicted or merged.
+        DrafterMismatchError: the drafter was made for another target.
+    """
+    _check(model, contexts, batch, block, prefill_chunk, drafter)
+    chosen, refused = _chosen(model, policies)
+    small = open_unloaded_drafter(drafter, model, dtype) if drafter else None
+    run = RunLengths(0, batch, *_blocks(block, small), prefill_chunk)
+    weights = model.weights + (small.weights if small else 0)
+    rows: list[dict[str, Any]] = []
+    states: dict[tuple[int, ...], int] = {}  # of the drafter, by the positions it is told of at a time
+    steps = len(contexts) * len(chosen)
+    for context in contexts:
+        # No run goes beyond the model's positions, and the prompt's forward gives one token.
+        left = run.block if model.context is None else min(run.block, model.context - context - 1)
+        now = replace(run, context=context, block=left)
+        progress(len(rows), steps, "predicting", f"native, {context} tokens")
+        native = held_by(model.target, NATIVE, now)
+        for policy in chosen:
+            progress(len(rows), steps, "predicting", f"{policy.spec}, {context} tokens")
+            kinds = native if policy == NATIVE else held_by(model.target, policy, now)
+            observed = (*chunks_of(policy, now), 1)
+            if small and observed not in states:
+                states[observed] = small.state(observed, now.block)
+            held, state = (sum(kind.bytes for kind in kinds), batch * states.get(observed, 0))
+            rows.append(
+                {
+                    "kv": policy.spec,
+                    "context": context,
+                    "batch": batch,
+                    "block": left,
+                    "cache_bytes": held,
+                    "bytes_per_sequence": held // batch,
+                    "bytes_per_token": held / (batch * context),
+                    "ratio_to_native": sum(kind.bytes for kind in native) / held if held else 1.0,
+                    "drafter_state_bytes": state,
+                    "total_bytes": weights + state + held,
+                    "layers": [kind._asdict() for kind in kinds],
+                }
+            )
+    progress(steps, steps, "predicting", "done")
+    return {
+        "kind": "analytic",
+        "table": "prediction",
+        "measured": False,
+        "note": "predicted by the caches' own code on shapes, after the prompts and one round; "
+        "nothing was allocated and no cache was measured",
+        "left_out": [
+            "activations, and what the allocator holds",
+            "copies that live while a batch is merged or a buffer grows",
+            "rows a restored policy keeps until their turn comes, and a projector's weights",
+        ],
+        "model": str(model.path),
+        "dtype": model.dtype,
+        "dtype_from": model.dtype_from,
+        "weights_bytes": model.weights,
+        "weights_from": model.weights_from,
+        "drafter": {"spec": drafter, "weights_bytes": small.weights} if small else None,
+        "batch": batch,
+        "block": run.block,
+        "headroom": run.headroom,
+        "prefill_chunk": prefill_chunk,
+        "rows": rows,
+        "refused": refused,
+    }
+
+
+def _chosen(model: Unloaded, texts: Sequence[str]) -> tuple[list[KVPolicy], dict[str, str]]:
+    """The policies in order, each once; and those of `EVERY` that the model cannot have."""
+    policies: dict[str, KVPolicy] = {}
+    refused: dict[str, str] = {}
+    for text in texts:
+        for each in POLICIES if text == EVERY else (text,):
+            policy = parse_policy(each)
+            try:
+                refuse_policy(model.target.model, policy)
+                if policy.source is not None:
+                    sites_of(model.target.model, policy.chosen_layers(model.target.model))
+            except InputError as error:
+                if text != EVERY:
+                    raise
+                refused[policy.spec] = str(error)
+            else:
+                policies[policy.spec] = policy
+    return list(policies.values()), refused
+
+
+def _blocks(block: str, drafter: UnloadedDrafter | None) -> tuple[int, int]:
+    """Tokens of the round, and the largest block that caches must be ready for."""
+    if block == "auto":
+        if drafter is None:
+            return 1, 1
+        return drafter.block_size, AdaptiveDraftLength(drafter.block_size).largest
+    if drafter and int(block) > 2 * drafter.block_size:
+        raise ConfigurationError(
+            f"--block {block} is more than {2 * drafter.block_size}, twice what this drafter was made for"
+        )
+    return int(block), int(block)
+
+
+def _check(  # noqa: PLR0917 - all numbers of the command line
+    model: Unloaded, contexts: Sequence[int], batch: int, block: str, prefill_chunk: int, drafter: str | None
+) -> None:
+    """Refuse numbers that make no sense, by name and value."""
+    if not 1 <= batch <= LARGEST_BATCH:
+        raise ConfigurationError(f"--batch must lie in 1 to {LARGEST_BATCH}, not {batch}")
+    if prefill_chunk < 1:
+        raise ConfigurationError(f"--prefill-chunk must be at least 1, not {prefill_chunk}")
+    number = int(block) if block.isascii() and block.isdigit() else 0
+    if block != "auto" and not 1 <= number <= LARGEST_BLOCK:
+        raise ConfigurationError(f"--block must be auto or a number from 1 to {LARGEST_BLOCK}, not {block!r}")
+    if drafter is not None and number == 1:
+        raise ConfigurationError("--block 1 drafts nothing; leave --drafter out")
+    for context in contexts:
+        if not 1 <= context <= LARGEST_CONTEXT:
+            raise ConfigurationError(f"--context must lie in 1 to {LARGEST_CONTEXT}, not {context}")
+        if model.context is not None and context >= model.context:
+            raise ConfigurationError(
+                f"--context {context} leaves no token to generate: this model was made for {model.context} "
+                f"positions; give at most {model.context - 1}"
+            )

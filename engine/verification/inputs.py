@@ -1,0 +1,334 @@
+"""What a replay needs: the report, the folders of its models, its prompts and an engine, by its own switches.
+
+Nothing of a report is believed. Names choose which folders are hashed, digests decide; a path in a report
+is never opened. Prompts are made again from the shipped sets, a given file or a seed, so that the tokens show
+a swapped prompt.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+from pydantic import BaseModel, ConfigDict, Json, ValidationError
+
+from engine.cache.policy import NATIVE
+from engine.config import Engine, Options, open_engine
+from engine.drafters.registry import KINDS, WITH_LOOKUP
+from engine.errors import ConfigurationError, ModelError
+from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
+from engine.evaluation.kv import NO_PROMPTS, KVSwitches, made_prompts
+from engine.evaluation.measure import encode_all
+from engine.evaluation.prompts import SHIPPED_SETS, Prompt, load_prompts
+from engine.evaluation.recall import reach
+from engine.generate import ChatSwitches, token_limit
+from engine.networks.projector import ProjectorConfig
+from engine.registry import Places, Registry
+from engine.target.folder import identity, read_json, weight_files
+from engine.target.loading import DTYPES, SHIPPED
+from evidence_format.model import SCHEMA_ID, Model, Report, Role
+from evidence_format.parse import MAX_BYTES, Unreadable, parse
+from evidence_format.weights import digest
+
+REPLAYED = ("throughput", "quality", "recall", "kv")
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+FLAGS = {"target": "--model", "drafter": "--drafter", "projector": "--projector"}
+SHIPPED_FOLDERS = ("target", "drafter", "proposer", "projector")
+
+
+def read_report(path: Path) -> tuple[Report, str]:
+    """Read a report that can be replayed, and the sha256 of its bytes.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is no evidence report, or holds nothing to replay.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        report = parse(data)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the report {path}: {error.strerror or error}") from None
+    except Unreadable as error:
+        message = f"{path} is no report of {SCHEMA_ID}: {error}; kakeya_mac gate says more"
+        raise ConfigurationError(message) from None
+    if problem := _unreplayable(report):
+        raise ConfigurationError(f"nothing to replay: {path} {problem}")
+    return report, hashlib.sha256(data).hexdigest()
+
+
+def _unreplayable(report: Report) -> str | None:
+    """Say why no token of a report can be computed again."""
+    if report.kind not in REPLAYED:
+        return (
+            f"is a {report.kind} report, which has no rows of tokens; verify replays {', '.join(REPLAYED)}"
+            f" (run a {report.kind} again instead)"
+        )
+    tokens = [row.tokens for arm in report.arms for row in arm.samples]
+    if not tokens or not all(tokens):
+        return "has no rows, or rows without a token"
+    if drawn := report.configuration.get("temperature"):
+        return (
+            f"was drawn at temperature {drawn}, and other draws are as right; verify replays greedy reports"
+        )
+    for name in PENALTIES:
+        if value := report.configuration.get(name):
+            return f"was made with {name} {value}, which changes the logits; verify replays greedy reports"
+    return None
+
+
+class RunSettings(BaseModel):
+    """The switches of a report by which its run is repeated; see the switches of each evaluation."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    command: Literal["eval throughput", "eval quality", "eval server", "eval recall", "eval kv", "generate"]
+    prefill_chunk: int
+    max_tokens: int
+    block: str = "1"
+    drafter: str | None = None
+    drafter_settings: str | None = None
+    kv: str = NATIVE.spec
+    quantize: str | None = None
+    prompts: str | None = None
+    limit: int | None = None
+    seed: int | None = None
+    chat: bool = False
+    thinking: str = "default"
+    channel_prefix: str | None = None
+    system: str | None = None
+    context: int | None = None
+    depths: Json[tuple[float, ...]] | None = None  # a configuration holds a list as one line of JSON
+    per_depth: int | None = None
+    policies: Json[tuple[str, ...]] | None = None
+    speed_prompts: str = NO_PROMPTS
+    speed_limit: int = 1
+    answer_tokens: int = 1
+    stop: Json[tuple[str, ...]] | None = None
+
+    @classmethod
+    def of(cls, report: Report) -> "RunSettings":
+        """Read a report's configuration.
+
+        Raises:
+            ConfigurationError: a switch is missing or of another type than this engine writes.
+        """
+        try:
+            return cls.model_validate(report.configuration)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            name = str(fault["loc"][0])
+            value = json.dumps(report.configuration.get(name))[:80]
+            raise ConfigurationError(
+                f"the report's configuration has {name} = {value}, so it cannot be replayed ({fault['msg']});"
+                " was it written by this engine?"
+            ) from None
+
+    @property
+    def chat_switches(self) -> ChatSwitches:
+        """How prompts were put to the model."""
+        switches = ChatSwitches(self.chat, self.thinking, self.channel_prefix, self.system)
+        switches.check()
+        return switches
+
+    @property
+    def haystack(self) -> Haystack:
+        """Of prompts that were made up."""
+        haystack = Haystack(self.context, self.depths, self.per_depth)
+        haystack.check()
+        return haystack
+
+
+def find_models(
+    models: Mapping[Role, Model], given: Mapping[str, Path | None], among: Sequence[Path], places: Places
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """Find the folder of every model that a report names.
+
+    Args:
+        models: of the report, by role.
+        given: folders from the command line, by role.
+        among: further folders that may hold a model of any role.
+        places: where else to look.
+
+    Returns:
+        By role the folders with the claimed digests, and what speaks against a folder with another digest.
+
+    Raises:
+        ConfigurationError: a model is not at hand.
+    """
+    found: dict[str, Path] = {}
+    differing: dict[str, str] = {}
+    for role, model in models.items():
+        folder, claim = given.get(role), f"weights {model.weights_sha256[:12]}…"
+        if folder is not None:
+            digests: dict[Path, str | None] = {folder: digest(weight_files(folder))}
+        else:
+            named = (each for each in _kept(places) if each.is_dir() and identity(each) == model.id)
+            digests = {each: _digest(each) for each in (*_shipped(), *among, *named)}
+        right = [each for each, value in digests.items() if value == model.weights_sha256]
+        wrong = [each for each, value in digests.items() if value and (folder or identity(each) == model.id)]
+        if right:
+            found[role] = right[0]
+        elif wrong:
+            other = f"{wrong[0]} has {str(digests[wrong[0]])[:12]}…"
+            differing[role] = f"the report ran the {role} {model.id!r} with {claim}, but {other}"
+        else:
+            raise ConfigurationError(
+                f"the {role} {model.id!r} ({claim}) is not on this machine; give its folder: {FLAGS[role]}"
+            )
+    return found, differing
+
+
+def _shipped() -> list[Path]:
+    return [SHIPPED / name for name in SHIPPED_FOLDERS if (SHIPPED / name).is_dir()]
+
+
+def _kept(places: Places) -> Iterator[Path]:
+    """Where this machine's owner, or the hub, puts models."""
+    for name, value in places.environment.items():
+        if name.startswith("KAKEYA_MODEL_") and value:
+            yield Path(os.path.expanduser(value))
+    own = places.home / "kakeya-models"
+    yield from sorted(own.iterdir()) if own.is_dir() else ()
+    for entry in Registry.load().entries:
+        for source in (entry.target, entry.drafter):
+            if source is not None and source.folder is not None:
+                yield from (path for _, path in places.of(source) if path is not None)
+
+
+def _digest(folder: Path) -> str | None:
+    """Digest a folder's weights; None where it holds none."""
+    try:
+        return digest(weight_files(folder))
+    except ModelError:
+        return None
+
+
+def open_reported(
+    report: Report,
+    settings: RunSettings,
+    folders: Mapping[str, Path],
+    given: Mapping[str, Path | None],
+    among: Sequence[Path],
+) -> Engine:
+    """Open the engine as the report's configuration has it, with its models by role; see `find_models`."""
+    model = report.environment.models.get("target")
+    if model is None:
+        raise ConfigurationError("the report names no target")
+    shootout, projector = settings.command == "eval kv", folders.get("projector")
+    if settings.drafter is not None:
+        spec = _drafter_spec(settings.drafter, settings.drafter_settings, folders.get("drafter"))
+    else:
+        spec = _projectors_drafter(projector, given.get("drafter"), among)
+    both_metal = mx.metal.is_available() and report.environment.device == "metal"
+    engine = open_engine(
+        Options(
+            model=folders["target"],
+            drafter=spec,
+            block=settings.block if settings.drafter else "1",
+            prefill_chunk=settings.prefill_chunk,
+            dtype=None if both_metal or model.dtype not in DTYPES else model.dtype,
+            compiled=False,
+            kv=NATIVE.spec if shootout else settings.kv,
+            quantize=settings.quantize,
+            projector=None if shootout else projector,
+        )
+    )
+    return replace(engine, options=replace(engine.options, projector=projector)) if shootout else engine
+
+
+def _drafter_spec(name: str, settings: str | None, folder: Path | None) -> str:
+    """What ``--drafter`` would say."""
+    kind = name.removeprefix(WITH_LOOKUP)
+    if kind == "prompt-lookup":
+        return name + (f":{settings.removeprefix('shortest=')}" if settings else "")
+    if kind not in KINDS:
+        raise ConfigurationError(f"the report's drafter {name!r} is none that this engine knows")
+    if folder is None:
+        raise ConfigurationError(f"the report drafts with {name} and names no weights of it")
+    return f"{name}:{folder}" + (f"?{settings}" if settings else "")
+
+
+def _projectors_drafter(projector: Path | None, given: Path | None, among: Sequence[Path]) -> str:
+    """The drafter whose keys and values a projector maps, also where nothing is drafted."""
+    if projector is None:
+        return "none"
+    wanted = ProjectorConfig.from_dict(read_json(projector / "config.json")).drafter
+    return str(given or next((each for each in (*_shipped(), *among) if _digest(each) == wanted), "none"))
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as it was put to an arm: its token ids, and how many may be generated for it."""
+
+    prompt: Prompt
+    tokens: list[int]
+    limit: int
+
+
+PromptsById = dict[str, EncodedPrompt]
+
+
+def make_prompts(
+    engine: Engine, settings: RunSettings, given: Path | None
+) -> tuple[PromptsById, PromptsById]:
+    """Make a report's prompts again: as they are, and with their needles taken out.
+
+    Raises:
+        ConfigurationError: the report was made with a file and none is given, or its switches make no sense.
+        PromptError: the prompts cannot be read or made.
+    """
+    command, chat = settings.command, settings.chat_switches
+    retrieval = command in ("eval recall", "eval kv")
+    if command == "eval kv":
+        speed = settings.speed_prompts
+        shootout = KVSwitches(
+            policies=settings.policies or (),
+            haystack=settings.haystack,
+            speed_prompts=speed if speed == NO_PROMPTS else _named_or_given(speed, given, "all"),
+            speed_limit=settings.speed_limit,
+            seed=settings.seed or 0,
+            chat=chat,
+        )
+        shootout.check()
+        prompts = made_prompts(engine, shootout)
+    elif command == "eval recall":
+        prompts = retrieval_prompts(
+            _named_or_given(settings.prompts, given, GENERATED),
+            settings.haystack,
+            engine.target.tokenizer,
+            limit=settings.limit,
+            seed=settings.seed or 0,
+            switches=chat,
+            beyond=reach(engine.policy),
+        )
+    else:  # the seed of `generate` is for drawing tokens
+        seed = None if command == "generate" else settings.seed
+        prompts = load_prompts(_named_or_given(settings.prompts, given, "all"), settings.limit, seed or 0)
+
+    def encoded(asked: Sequence[Prompt]) -> PromptsById:
+        tokens = encode_all(engine, asked, chat)
+        short = [command == "eval kv" and prompt.needle is not None for prompt in prompts]
+        most = [settings.answer_tokens if each else settings.max_tokens for each in short]
+        return {
+            prompt.id: EncodedPrompt(prompt, ids, token_limit(engine.target, len(ids), limit))
+            for prompt, ids, limit in zip(asked, tokens, most, strict=True)
+        }
+
+    emptied = [prompt.without_needle() if prompt.needle else prompt for prompt in prompts]
+    return encoded(prompts), encoded(emptied) if retrieval else {}
+
+
+def _named_or_given(name: str | None, given: Path | None, made: str) -> str:
+    """The shipped sets a switch names, or the given file where it names another."""
+    if name is not None and all(part in (*SHIPPED_SETS, made) for part in name.split(",")):
+        return name
+    if given is None:
+        why = "its prompt was typed" if name is None else f"its prompts are {name!r}, no shipped set"
+        raise ConfigurationError(
+            f"the report cannot be replayed by itself ({why}); give the prompts with --prompts FILE"
+        )
+    return str(given)
