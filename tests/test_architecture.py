@@ -104,6 +104,16 @@ def test_halves_are_independent_and_only_engine_imports_arrays(package: str, for
     assert not found
 
 
+def test_product_code_does_not_depend_on_evaluation():
+    measuring = ("engine/evaluation/", "engine/verification/", "engine/cli/")
+    found = [
+        f"{file}: {name}"
+        for file, name in imports("engine")
+        if under(name, "engine.evaluation") and not file.startswith(measuring)
+    ]
+    assert not found
+
+
 def test_the_format_imports_the_standard_library_and_pydantic_alone():
     allowed = {*sys.stdlib_module_names, "pydantic", "pydantic_core", "evidence_format"}
     assert {name.partition(".")[0] for _, name in imports("evidence_format")} <= allowed
