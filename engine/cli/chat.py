@@ -5,26 +5,25 @@ from typing import Any
 
 import click
 
-from engine.cli.options import registry_options, sampling_options, take_registry
+from engine.cli.options import flag, option, registry_options, sampling_options, take_registry
 from engine.errors import ConfigurationError
 
 
 @click.command("chat")
 @click.argument("model_id", metavar="[ID]", required=False)
 @registry_options
-@click.option("--system", help="A system turn before the conversation.")
-@click.option(
+@option("--system", "A system turn before the conversation.")
+@option(
     "--thinking",
-    default="default",
-    show_default=True,
+    "Whether a reasoning model reasons; default leaves it to the registry.",
+    "default",
     metavar="default|on|off",
-    help="Whether a reasoning model reasons; default leaves it to the registry.",
 )
-@click.option("--max-tokens", type=int, default=1024, show_default=True, help="Tokens of an answer, at most.")
+@option("--max-tokens", "Tokens of an answer, at most.", 1024)
 @sampling_options
-@click.option("--block", help="Tokens a verify forward, or auto [default: the registry's].")
-@click.option("--stats/--no-stats", default=True, show_default=True, help="A line of figures on each answer.")
-@click.option("--json", "as_json", is_flag=True, help="Each turn is one JSON line; no text is printed.")
+@option("--block", "Tokens a verify forward, or auto [default: the registry's].")
+@option("--stats/--no-stats", "A line of figures on each answer.", True)
+@flag("--json", "Each turn is one JSON line; no text is printed.", dest="as_json")
 def command(
     *, model_id: str | None, system: str | None, download: bool, stats: bool, as_json: bool, **values: Any
 ) -> None:

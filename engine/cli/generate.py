@@ -8,8 +8,12 @@ from typing import Any
 import click
 
 from engine.cli.options import (
+    PATH,
     binding_options,
     engine_options,
+    flag,
+    json_option,
+    option,
     sampling_options,
     take_engine,
     take_request,
@@ -22,26 +26,24 @@ LARGEST_PROMPT = 100_000_000  # characters of a file
 
 @click.command("generate")
 @click.argument("prompt", required=False)
-@click.option(
-    "--file", "file", type=click.Path(path_type=Path), help="Read the prompt from a file ('-': stdin)."
-)
-@click.option("--chat", is_flag=True, help="Send the prompt as a user's turn through the chat template.")
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Emit at most so many tokens.")
+@option("--file", "Read the prompt from a file ('-': stdin).", type=PATH)
+@flag("--chat", "Send the prompt as a user's turn through the chat template.")
+@option("--max-tokens", "Emit at most so many tokens.", 128)
 @sampling_options
-@click.option("--repetition-penalty", type=float, default=0.0, help="Divide logits of recent tokens by it.")
-@click.option("--presence-penalty", type=float, default=0.0, help="Subtract it from logits of used tokens.")
-@click.option("--frequency-penalty", type=float, default=0.0, help="… once for each use.")
-@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
-@click.option("--text", "text_only", is_flag=True, help="Print nothing but the text.")
+@option("--repetition-penalty", "Divide logits of recent tokens by it.", 0.0, show_default=False)
+@option("--presence-penalty", "Subtract it from logits of used tokens.", 0.0, show_default=False)
+@option("--frequency-penalty", "… once for each use.", 0.0, show_default=False)
+@option("--stop", "End before this text; may be given several times.", multiple=True)
+@flag("--text", "Print nothing but the text.", dest="text_only")
 @engine_options
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line.")
-@click.option(
+@json_option
+@option(
     "--report",
-    "report_path",
+    "Write an evidence report, to PATH or to a new file among the last reports.",
+    dest="report_path",
     is_flag=False,
     flag_value="",
     metavar="[PATH]",
-    help="Write an evidence report, to PATH or to a new file among the last reports.",
 )
 @binding_options
 def command(
