@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import click
 
@@ -110,8 +110,7 @@ class Screen:
         self._reasoning = sys.stdout.isatty()
         self._lively = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = ""  # the part of this answer that was shown last
-        self._line_open = False  # standard output is in the midst of a line
-        self._passing = False  # a line that will be erased is on stderr
+        self._open: Literal["", "answer", "status"] = ""  # line without its end, on stdout or stderr
 
     def say(self, text: str, *, dim: bool = False) -> None:
         """Tell something that is not the answer."""
@@ -123,7 +122,7 @@ class Screen:
         if self._lively:
             self._settle()
             click.echo(self._dimmed(harmless(text)), nl=False, err=True)
-            self._passing = True
+            self._open = "status"
 
     def refuse(self, message: str) -> None:
         """Tell why there was no answer."""
@@ -158,20 +157,20 @@ class Screen:
                 return
             self._settle()
             click.echo()
-        elif self._passing:
+        elif self._open == "status":
             self._settle()
         self._shown = part
         shown = harmless(text)
         click.echo(self._dimmed(shown) if part == "reasoning" else shown, nl=False)
-        self._line_open = not text.endswith("\n")
+        self._open = "" if text.endswith("\n") else "answer"
 
     def _settle(self) -> None:
-        """End or erase the line that is open."""
-        if self._passing:
+        """Erase or end the line that is open."""
+        if self._open == "status":
             click.echo(ERASE, nl=False, err=True)
-        if self._line_open:
+        elif self._open == "answer":
             click.echo()
-        self._passing = self._line_open = False
+        self._open = ""
 
     def _dimmed(self, text: str) -> str:
         return text if self._plain else click.style(text, dim=True)

@@ -70,18 +70,7 @@ def projector(
             target, drafter or SHIPPED_DRAFTER, out, switches, dtype=dtype, progress=progress
         )
     if not as_json:
-        _table(figures["held_out"], "held-out texts" if switches.texts_file else "held-out words")
+        from engine.cli.tables import projector_table
+
+        projector_table(figures["held_out"], "held-out texts" if switches.texts_file else "held-out words")
     click.echo(json.dumps({"projector": str(out), **figures}))
-
-
-def _table(held_out: dict[str, dict[str, float]], title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for stage in held_out:
-        table.add_column(stage, justify="right")
-    for name in next(iter(held_out.values())):
-        table.add_row(name.replace("_", " "), *(f"{figures[name]:.4f}" for figures in held_out.values()))
-    Console().print(table)
