@@ -53,16 +53,7 @@ def _report_path(context: click.Context, option: click.Parameter, value: str | N
     callback=_report_path,
 )
 @binding_options
-def command(
-    *,
-    prompt: str | None,
-    file: Path | None,
-    chat: bool,
-    text_only: bool,
-    as_json: bool,
-    report_path: Any,
-    **values: Any,
-) -> None:
+def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path: Any, **values: Any) -> None:
     """Continue PROMPT; the tokens are those of plain decoding, or distributed like them when sampling.
 
     An evidence report is written with --report, and wherever it is bound to a request. The JSON line says
@@ -78,7 +69,8 @@ def command(
       kakeya_engine generate --file prompt.txt --text > continuation.txt
       kakeya_engine generate --model ~/models/qwen3-4b --drafter none "Once"
     """  # noqa: D301 - click wants the character itself
-    text = _prompt_text(prompt, file)
+    text, text_only = _prompt_text(prompt, file), values.pop("text_only")
+    content = [("user", text)] if values.pop("chat") else text
     if text_only and as_json:
         raise click.UsageError("give either --text or --json")
     request = take_request(values)
@@ -101,7 +93,6 @@ def command(
             "throughput", "generate", engine, switches, runtime, request=request, resumable=False
         )
     target = engine.target
-    content = [("user", text)] if chat else text
     tokens = encode(content, target.tokenizer, target.target.vocab_size, target.context)
     draft_length = engine.new_draft_length(repeatable=switches.seed is not None)
     for step in generate(engine, tokens, switches.max_tokens, switches.options(), draft_length=draft_length):
@@ -112,9 +103,7 @@ def command(
         click.echo()
     if step.outcome is None:
         raise GenerationError("the text did not come to an end")
-    path = None
-    if evaluation is not None:
-        path = store(evaluation.report_row(content, tokens, step.outcome), report_path or None)
+    path = evaluation and store(evaluation.report_row(content, tokens, step.outcome), report_path or None)
     if text_only:
         return
     if not as_json:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -60,9 +60,8 @@ def train_projector(
     sites = sites_of(target.target.model, switches.layers_of(target.target.model))
     features, card = features_of(drafter, target.target, dtype)
     if texts is None and switches.texts_file is not None:
-        draw = file_texts(Path(switches.texts_file), target.tokenizer, switches.length)
-    else:
-        draw = (texts or retrieval_texts)(target.tokenizer, switches.length)
+        texts = partial(file_texts, Path(switches.texts_file))
+    draw = (texts or retrieval_texts)(target.tokenizer, switches.length)
     with _folder(out):
         recorder = AttentionRecorder(target.target, sites, features)
         try:
@@ -173,7 +172,7 @@ def write_projector(projector: Projector, folder: Path, training: dict[str, Any]
 
 @contextmanager
 def _folder(out: Path) -> Iterator[None]:
-    """Make the folder of a projector; where nothing is written, what was made for it goes again."""
+    """Make the folder of a projector, and remove it again where nothing was written."""
     made: list[Path] = []
     try:
         try:
