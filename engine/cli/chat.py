@@ -1,6 +1,7 @@
 """``kakeya_engine chat``: a conversation in the terminal, or by a script that writes a turn a line."""
 
 import logging
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -57,16 +58,16 @@ def command(
     from engine.registry import Places
     from engine.sampling import Sampling
 
-    names = ("temperature", "top_p", "min_p", "top_k", "seed")
     options = ChatOptions(
         max_tokens=values["max_tokens"],
-        sampling=Sampling(**{name: values[name] for name in names}),
+        sampling=Sampling(**{each.name: values[each.name] for each in fields(Sampling)}),
         block=values["block"],
         thinking=values["thinking"],
     )
     options.check()
-    transformers = logging.getLogger("transformers")
-    transformers.setLevel(logging.ERROR)  # it warns of long prompts, which are refused here
+    logging.getLogger("transformers").setLevel(
+        logging.ERROR
+    )  # it warns of long prompts, which are refused here
     registry = take_registry(values)
     model_id = model_id or registry.default
     screen, lines = Screen(as_json=as_json, stats=stats), InputLines(quiet=as_json)
