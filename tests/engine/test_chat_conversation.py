@@ -159,6 +159,15 @@ def test_an_answer_ends_where_the_context_does(demo: Conversation):
     assert turn.usage.total_tokens <= 1024
 
 
+def test_an_answer_ends_where_the_registrys_smaller_context_does(tmp_path: Path):
+    file = tmp_path / "models.toml"
+    file.write_text('default = "one"\n[models.one]\nsummary = "a"\ntarget = "shipped"\ncontext = 40\n')
+    with Conversation(Registry.load(file), Places.of_machine(), ChatOptions()) as conversation:
+        conversation.use("one")
+        turn = end(conversation.say(LIST))
+    assert (turn.usage.total_tokens, turn.finish) == (40, "length")
+
+
 def test_a_seed_repeats_the_conversation_but_not_the_answer(demo: Conversation):
     sampled = ChatOptions(max_tokens=24, sampling=Sampling(temperature=1.5, seed=11))
 
