@@ -25,18 +25,18 @@ from engine.cli.evaluation_options import (
 from engine.cli.options import (
     F,
     engine_options,
+    group,
     option,
     report_options,
     take_engine,
     take_request,
-    with_options,
 )
 from engine.cli.reports import store
 
 
 def common_options(command: F) -> F:
     """The options that every evaluation of models has."""
-    return with_options(command, chat_options, journal_options, engine_options, report_options)
+    return group(chat_options, journal_options, engine_options, report_options)(command)
 
 
 @click.group("eval", context_settings={"help_option_names": ["-h", "--help"]})
