@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -44,26 +43,16 @@ def command() -> None:
     """Measure the engine; each command writes one evidence report and ends with one JSON line."""
 
 
-@dataclass(frozen=True)
 class _Call:
     """What every evaluation takes from its options, removed from ``values``."""
 
-    request: Any
-    options: Any
-    chat: Any
-    journal: Any
-    runtime: Any
-    report_path: Path | None
-    as_json: bool
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> "_Call":
-        as_json, path = values.pop("as_json"), values.pop("report_path")
-        request, options, chat = take_request(values), take_engine(values), take_chat(values)
-        journal = take_journal(values, path)
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.as_json, self.report_path = values.pop("as_json"), values.pop("report_path")
+        self.request, self.options, self.chat = take_request(values), take_engine(values), take_chat(values)
+        self.journal = take_journal(values, self.report_path)
         from engine.device import prepare
 
-        return cls(request, options, chat, journal, prepare(), path, as_json)
+        self.runtime = prepare()
 
     def run(
         self,
@@ -140,7 +129,7 @@ def throughput(**values: Any) -> None:
       kakeya_engine eval throughput --prompts chat --max-tokens 384 --min-stops 0.9 --ignore-stops
       kakeya_engine eval throughput --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
-    call = _Call.of(values)
+    call = _Call(values)
     from engine.cli.tables import throughput_table
     from engine.evaluation.throughput import Switches, measure_throughput
 
@@ -180,7 +169,7 @@ def recall(**values: Any) -> None:
       kakeya_engine eval recall --chat --thinking off --model ~/models/qwen3-4b
       kakeya_engine eval recall --kv sink-window:4,64 --context 480
     """  # noqa: D301 - click wants the character itself
-    call, asked, seed = _Call.of(values), take_haystack(values), values.pop("seed")
+    call, asked, seed = _Call(values), take_haystack(values), values.pop("seed")
     from engine.cli.tables import depth_figures, depth_table, recall_table
     from engine.config import open_engine
     from engine.evaluation.haystack import GENERATED, retrieval_prompts
@@ -194,18 +183,11 @@ def recall(**values: Any) -> None:
         beyond = reach(engine.policy)
         haystack = asked.filled(given.prompts, unfit=call.chat.chat or beyond > 0)
         drawn = seed_of(seed, call.request if haystack.wanted else None)
-        switches = replace(given, haystack=haystack, seed=drawn)
-        prompts = retrieval_prompts(
-            switches.prompts,
-            haystack,
-            engine.target.tokenizer,
-            limit=switches.limit,
-            seed=drawn,
-            switches=call.chat,
-            beyond=beyond,
-        )
-        if haystack.wanted:  # also where the shipped set was asked for and does not fit
-            switches = replace(switches, prompts=GENERATED)
+        source = {"limit": given.limit, "seed": drawn, "switches": call.chat, "beyond": beyond}
+        prompts = retrieval_prompts(given.prompts, haystack, engine.target.tokenizer, **source)
+        # the shipped set may have been asked for and not fit
+        name = GENERATED if haystack.wanted else given.prompts
+        switches = replace(given, haystack=haystack, seed=drawn, prompts=name)
         return measure_recall(engine, prompts, switches, call.runtime, **context)
 
     call.run(measure, [recall_table, depth_table], {"recall_by_depth": depth_figures})
@@ -258,7 +240,7 @@ def kv(**values: Any) -> None:
       kakeya_engine eval kv --policies restored:learned --speed-prompts none --per-depth 8
       kakeya_engine eval kv --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --context 4000
     """  # noqa: D301 - click wants the character itself
-    call, haystack, policies = _Call.of(values), take_haystack(values), values.pop("policies")
+    call, haystack, policies = _Call(values), take_haystack(values), values.pop("policies")
     seed = seed_of(values.pop("seed"), call.request)
     from engine.cli.tables import depth_figures, depth_table, kv_figures, kv_table
     from engine.evaluation.kv import DEPTHS, POLICIES, KVSwitches, measure_kv, open_shootout, settled
@@ -299,7 +281,7 @@ def quality(**values: Any) -> None:
       kakeya_engine eval quality --kv sink-window:4,1024 --claim identity
       kakeya_engine eval quality --prompts chat --drafter prompt-lookup --json
     """  # noqa: D301 - click wants the character itself
-    call = _Call.of(values)
+    call = _Call(values)
     from engine.cli.tables import quality_table
     from engine.evaluation.quality import QualitySwitches, matches_by_set, measure_quality
 

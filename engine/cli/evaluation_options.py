@@ -107,21 +107,15 @@ def take_journal(values: dict[str, Any], report: Path | None) -> Any:
     path, resume = values.pop("journal"), values.pop("resume")
     if path is None and report is not None:
         path = report.with_name(f"{report.name}.partial.jsonl")
-    files = {"the journal": path, "--report": report}
-    for name in ("prompts", "speed_prompts"):
+    files = [("the journal", path), ("--report", report)]
+    for option_name, name in (("--prompts", "prompts"), ("--speed-prompts", "speed_prompts")):
         if values.get(name) and Path(values[name]).is_file():
-            files["--" + name.replace("_", "-")] = Path(values[name])
-    for (one, first), (other, second) in combinations(files.items(), 2):
-        if first is not None and second is not None and _is_same_file(first, second):
-            # writing one would destroy the other
+            files.append((option_name, Path(values[name])))
+    for (one, first), (other, second) in combinations([each for each in files if each[1]], 2):
+        is_linked = first.exists() and second.exists() and first.samefile(second)
+        if is_linked or first.resolve() == second.resolve():  # writing one would destroy the other
             raise ConfigurationError(f"{one} {first} and {other} {second} are one file; give them two")
     return Journal(path, state_folder() / "journals", resume)
-
-
-def _is_same_file(first: Path, second: Path) -> bool:
-    if first.resolve() == second.resolve():
-        return True
-    return first.exists() and second.exists() and first.samefile(second)
 
 
 def take_chat(values: dict[str, Any]) -> Any:
