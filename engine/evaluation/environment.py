@@ -12,7 +12,7 @@ import platform
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -132,9 +132,8 @@ def sysctl(name: str) -> str:
 def _git() -> dict[str, Any]:
     """The commit of the checkout that holds this package, and whether the package differs from it.
 
-    Both None outside a checkout, and where git cannot be run. Git names the commit and its digests only;
-    files are read here, so that no git configuration (filters, ignored or unwatched files) runs or hides a
-    difference.
+    Git names the commit and its digests only; files are read here, so that no git configuration (filters,
+    ignored or unwatched files) runs or hides a difference.
     """
     sha = _git_output("rev-parse", "--verify", "HEAD") if (PACKAGE.parent / ".git").exists() else None
     listed = sha and _git_output("ls-tree", "-r", "-z", sha.strip(), "--", ".")
@@ -227,11 +226,7 @@ def idle_load() -> OtherLoad:
 
 
 class LoadWatch:
-    """What disturbs an evaluation from the moment this is created.
-
-    Power source and heat are read then and at every call; the worst counts. The load is that of `timing`,
-    or of the whole time where that was not entered.
-    """
+    """What disturbs an evaluation from the moment this is created: load, worst power source and heat."""
 
     def __init__(self) -> None:
         self._swapped = swapped_bytes()
@@ -248,7 +243,7 @@ class LoadWatch:
 
     @property
     def timed_load(self) -> OtherLoad:
-        """The load of `timing`, or so far."""
+        """The load of `timing`, or of the whole time where that was not entered."""
         return self._load or _load_since(self._since)
 
     def conditions(self) -> dict[str, Any]:
@@ -333,18 +328,17 @@ def disturbance(plain: Rows, ours: Rows, own: Rows = ()) -> str | None:
 
     The limits are those of the gate's SPEEDUP_PREFILL_SPREAD, SPEEDUP_DECODE_SPREAD and BASELINE_SLOW. Only
     identical work is compared, never the ratio of the arms: a measurement never starts over for its result.
-
-    Args:
-        plain: the baseline's rows.
-        ours: the other arm's rows, of the same prompts.
-        own: those of our loop at block 1, which does the baseline's work.
+    ``own`` are the rows of our loop at block 1, which does the baseline's work.
     """
     theirs = {row["prompt_id"]: row["prefill_s"] for row in ours}
     prefills: list[list[float]] = [
         [row["prefill_s"], theirs[row["prompt_id"]]] for row in plain if row["prompt_id"] in theirs
     ]
     for rows in (plain, ours):
-        prefills.extend(_of_equal_length(rows))
+        groups: dict[int, list[float]] = defaultdict(list)
+        for row in rows:
+            groups[round(math.log(row["prompt_tokens"]) / math.log(SAME_LENGTH))].append(row["prefill_s"])
+        prefills.extend(groups.values())
     for times in prefills:
         low, high = min(times), max(times)
         if high > LARGEST_SPREAD * low and high - low > SPREAD_S:
@@ -364,10 +358,3 @@ def _slow_baseline(pairs: Sequence[tuple[float, float]]) -> str | None:
     if total <= MOST_TOTAL_LOOP_GAIN and middle <= MOST_LOOP_GAIN:
         return None
     return f"plain decoding took {total:.2f} times as long as block 1, {middle:.2f} in the median row"
-
-
-def _of_equal_length(rows: Rows) -> Iterable[list[float]]:
-    groups: dict[int, list[float]] = defaultdict(list)
-    for row in rows:
-        groups[round(math.log(row["prompt_tokens"]) / math.log(SAME_LENGTH))].append(row["prefill_s"])
-    return groups.values()

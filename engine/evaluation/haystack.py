@@ -175,7 +175,7 @@ class _Maker:
         )
 
     def _length(self, sentences: Sequence[str], wanted: Fact) -> int:
-        whole = Prompt("needle", KIND, self._text([wanted.sentence, *sentences], wanted), None, None, "")
+        whole = Prompt("needle", KIND, self._text([wanted.sentence, *sentences], wanted))
         return len(tokens_of(whole, self._tokenizer, self._switches))
 
     def _text(self, sentences: Sequence[str], wanted: Fact) -> str:

@@ -23,7 +23,7 @@ from engine.evaluation.environment import sysctl
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import now, stamp
 from evidence_format.model import ReportRequest
-from evidence_format.text import tokens_digest
+from evidence_format.text import text_digest, tokens_digest
 
 Fingerprint = Mapping[str, str | int | float | bool | None]
 KEPT = 20
@@ -63,7 +63,7 @@ class Journal:
         Raises:
             ConfigurationError: it is another run's, damaged, no journal, or another process has it.
         """
-        key = hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:32]
+        key = text_digest(json.dumps(dict(fingerprint), sort_keys=True))[:32]
         is_named, path = self.path is not None, self.path or self.folder / f"{key}.jsonl"
         self.path, self.started = path, now()
         try:
@@ -74,7 +74,7 @@ class Journal:
         except OSError as error:
             raise EngineError(f"the journal {path} cannot be opened: {error.strerror}") from error
         try:
-            self._lock()
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lines = self._whole_lines()
             if lines and self.resume:
                 self._continue(lines, fingerprint)
@@ -82,6 +82,11 @@ class Journal:
                 self._file.truncate(0)
                 self._write({"fingerprint": dict(fingerprint), "started_at": stamp(self.started)})
                 self._entries = 0
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigurationError(
+                f"another process writes the journal {path}; give --journal another FILE"
+            ) from None
         except BaseException:
             self._file.close()
             raise
@@ -118,14 +123,6 @@ class Journal:
             path = Path(self._file.name)
             if os.path.samestat(path.stat(), os.fstat(self._file.fileno())):  # not replaced meanwhile
                 path.unlink()
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigurationError(
-                f"another process writes the journal {self.path}; give --journal another FILE"
-            ) from None
 
     def _whole_lines(self) -> bytes:
         """The complete lines, once the file's beginning shows that they are a journal's."""
@@ -219,25 +216,20 @@ def fingerprint(
         for key, value in card.items()
         if key != "cache_layers"  # a list; the weights and the engine's source determine it
     }
-    bound = {} if request is None else request.model_dump()
-    return {
-        **configuration,
-        **{f"version of {name}": value for name, value in environment["versions"].items()},
-        **models,
-        **{f"request {name}": value for name, value in bound.items()},
-        "engine source": environment["git"]["source_sha256"],
-        "prompts": _prompts_digest(prompts, encoded),
-        "machine": hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest(),
-        "boot": boot_session(),
-    }
-
-
-def _prompts_digest(prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]]) -> str:
     lines = [
         [prompt.id, tokens_digest(tokens), prompt.instruction, prompt.needle and asdict(prompt.needle)]
         for prompt, tokens in zip(prompts, encoded, strict=True)
     ]
-    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+    return {
+        **configuration,
+        **{f"version of {name}": value for name, value in environment["versions"].items()},
+        **models,
+        **{f"request {name}": value for name, value in (request.model_dump() if request else {}).items()},
+        "engine source": environment["git"]["source_sha256"],
+        "prompts": text_digest(json.dumps(lines)),
+        "machine": text_digest(json.dumps(machine, sort_keys=True)),
+        "boot": boot_session(),
+    }
 
 
 def boot_session() -> str | None:

@@ -34,7 +34,6 @@ from engine.generate import ChatSwitches, Outcome
 from engine.restoration.sources import LEARNED
 from engine.session import Session
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
-from evidence_format.model import Model
 from evidence_format.policies import MEANINGFUL
 
 POLICIES = (
@@ -67,15 +66,7 @@ CONTROLS = ("exact", "noise")
 
 @dataclass(frozen=True)
 class KVSwitches(measure.BoundedSwitches):
-    """What the command line can set about a shoot-out.
-
-    Attributes:
-        haystack: of the retrieval prompts; ``answer_tokens`` are generated for each.
-        speed_prompts: a set or a file of prompts without a needle, or ``none``; at most ``speed_limit`` of
-            them, ``max_tokens`` for each.
-        claim_parity: policies for which recall parity with the oracle is claimed.
-        claim_bytes: ``POLICY=BYTES``, the most resident bytes claimed of a policy.
-    """
+    """What the command line can set about a shoot-out; see its help."""
 
     policies: tuple[str, ...] = POLICIES
     haystack: Haystack = field(default_factory=lambda: Haystack().with_defaults(depths=DEPTHS))
@@ -102,12 +93,11 @@ class KVSwitches(measure.BoundedSwitches):
             raise ConfigurationError("--policies must name at least one policy")
         if twice := [each.spec for each in parsed if parsed.count(each) > 1]:
             raise ConfigurationError(f"--policies names {twice[0]} twice")
-        for text in self.claim_parity:
-            if parse_policy(text) not in parsed:
-                raise ConfigurationError(f"--claim-parity {text}: it is none of --policies")
-        for policy, _ in self.bytes_claimed:
+        claimed = [("--claim-parity", parse_policy(text)) for text in self.claim_parity]
+        claimed += [("--claim-bytes", policy) for policy, _ in self.bytes_claimed]
+        for flag, policy in claimed:
             if policy not in parsed:
-                raise ConfigurationError(f"--claim-bytes {policy.spec}: it is none of --policies")
+                raise ConfigurationError(f"{flag} {policy.spec}: it is none of --policies")
         if self.claim_parity and self.speed_prompts != NO_PROMPTS:
             raise ConfigurationError(
                 "--claim-parity claims recall of prompts that all hold a needle; add --speed-prompts none"
@@ -155,13 +145,18 @@ def measure_kv(
     """Run all arms over all prompts."""
     switches.check()
     arms = arms_of(engine, switches.parsed)
-    evaluation = measure.Evaluation(
-        "kv", "eval kv", engine, switches, runtime, **context, cards=_cards_of(arms)
-    )
+    cards = {role: card for of, _ in arms for role, card in measure.models(of).items()}
+    evaluation = measure.Evaluation("kv", "eval kv", engine, switches, runtime, **context, cards=cards)
     prompts = made_prompts(engine, switches)
     emptied = [prompt.without_needle() if prompt.needle else prompt for prompt in prompts]
     encoded, empty = (measure.encode_all(engine, some, switches.chat) for some in (prompts, emptied))
-    _refuse_short(prompts, encoded, switches.parsed)
+    kept = max((each.span for each in switches.parsed if each.source is not None), default=0)
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        if len(tokens) <= kept:
+            raise PromptError(
+                f"prompt {prompt.id} has {len(tokens)} tokens, of which {kept} are kept and none restored; "
+                "give longer ones, or --speed-prompts none"
+            )
     limits = {
         tuple(tokens): switches.max_tokens if prompt.needle is None else switches.answer_tokens
         for prompt, tokens in zip([*prompts, *prompts], [*encoded, *empty], strict=True)
@@ -210,19 +205,6 @@ def made_prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
     return [*made, *longer]
 
 
-def _refuse_short(
-    prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], policies: Sequence[KVPolicy]
-) -> None:
-    """Raise PromptError for a prompt of which a policy that restores would restore nothing."""
-    kept = max((each.span for each in policies if each.source is not None), default=0)
-    for prompt, tokens in zip(prompts, encoded, strict=True):
-        if len(tokens) <= kept:
-            raise PromptError(
-                f"prompt {prompt.id} has {len(tokens)} tokens, of which {kept} are kept and none restored; "
-                "give longer ones, or --speed-prompts none"
-            )
-
-
 def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
     parity = [
         {"name": "recall_parity", "arm": parse_policy(text).spec, "baseline": ORACLE}
@@ -252,15 +234,6 @@ def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, 
             f"--policies asks for {len(arms)} arms, controls included; a report holds {MOST_ARMS}"
         )
     return arms
-
-
-def _cards_of(arms: Sequence[tuple[Engine, Arm]]) -> dict[str, Model]:
-    """The cards of all measure.models that run in any arm, by role."""
-    cards = measure.models(arms[0][0])
-    for engine, _ in arms:
-        if engine.restoration is not None and engine.restoration.learned is not None:
-            cards["projector"] = engine.restoration.learned.card
-    return cards
 
 
 def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
@@ -308,19 +281,12 @@ class Examined:
 
 
 def examine(engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Layers) -> Examined:
-    """Run a prompt and what was generated under the engine's policy once more, and compare the caches.
-
-    Args:
-        engine: measure.models and switches.
-        tokens: the prompt.
-        generated: what followed; the last token is in no cache.
-        native: what `held_after` gave for the prompt and native caches.
-    """
+    """Run a prompt and what followed once more under the engine's policy; compare with native caches."""
     layers = engine.policy.chosen_layers(engine.target.target.model)
     with _session(engine) as session:
         _prefill(session, tokens, engine.options.prefill_chunk)
         found = distortion(native, _rows(session.caches), layers)
-        if generated[:-1]:
+        if generated[:-1]:  # the last token is in no cache
             session.take_in(generated[:-1])
         return Examined(found, kv_use(session.caches) or _plain_use(session.caches, layers))
 
@@ -334,18 +300,19 @@ def held_after(engine: Engine, tokens: Sequence[int]) -> Layers:
 
 def distortion(native: Layers, ours: Layers, layers: Sequence[int]) -> Distortion:
     """Relative squared error of keys and of values over some layers; 0 for none."""
-    sums = [0.0] * 4  # squared differences of keys and of values, squares of keys and of values
-    for layer in layers:
-        if layer not in native or layer not in ours:
-            raise GenerationError(f"layer {layer} holds no keys and values to compare")
-        reference, found = native[layer], ours[layer]
-        for index, name in enumerate(("keys", "values")):
+    shares = []
+    if missing := [layer for layer in layers if layer not in native or layer not in ours]:
+        raise GenerationError(f"layer {missing[0]} holds no keys and values to compare")
+    for name in ("keys", "values"):
+        error = norm = 0.0
+        for layer in layers:
+            reference, found = native[layer], ours[layer]
             whole = getattr(reference, name).astype(mx.float32)
             aligned = _aligned(found.positions, getattr(found, name), reference).astype(mx.float32)
-            sums[index] += read_float(mx.square(whole - aligned).sum())
-            sums[2 + index] += read_float(mx.square(whole).sum())
-    keys, values, all_keys, all_values = sums
-    return Distortion(keys / all_keys if all_keys else 0.0, values / all_values if all_values else 0.0)
+            error += read_float(mx.square(whole - aligned).sum())
+            norm += read_float(mx.square(whole).sum())
+        shares.append(error / norm if norm else 0.0)
+    return Distortion(*shares)
 
 
 def _aligned(positions: Sequence[int], rows: mx.array, reference: VisibleRows) -> mx.array:

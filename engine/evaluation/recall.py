@@ -31,20 +31,14 @@ DEPTHS = 12  # recall is reported for each of at most so many depths
 
 @dataclass(frozen=True, kw_only=True)
 class RecallSwitches(measure.SetSwitches):
-    """What the command line can set about a recall evaluation.
-
-    Attributes:
-        claim: parity with the oracle, none, or auto: parity where the policy is one of `LOSSLESS`.
-        batch: prompts that our loop decodes in one batch. Rows then hold shares: seconds and resident bytes
-            divided among the sequences, see `speculate_together`.
-    """
+    """What the command line can set about a recall evaluation."""
 
     prompts: str = "retrieval"
     limit: int | None = measure.at_least(None)
     max_tokens: int = measure.at_least(16)
     min_recall: float | None = measure.at_least(None, CLAIMS["recall"].lowest, 1)
     claim: str = "auto"
-    batch: int = measure.at_least(1)
+    batch: int = measure.at_least(1)  # rows then hold shares, see `speculate_together`
     haystack: Haystack = field(default_factory=Haystack)
 
 

@@ -71,16 +71,9 @@ def find_divergences(
         if position is None:
             continue
         gap = plain_gap(engine.target, prompts[identifier], position, engine.options.prefill_chunk)
-        found.append(
-            {
-                "arm": system.name,
-                "prompt_id": identifier,
-                "position": position,
-                "plain_token": theirs[position],
-                "speculative_token": ours[position],
-                "plain_gap": gap,
-            }
-        )
+        tokens = {"plain_token": theirs[position], "speculative_token": ours[position]}
+        place = {"arm": system.name, "prompt_id": identifier, "position": position}
+        found.append(place | tokens | {"plain_gap": gap})
     return found
 
 
@@ -97,9 +90,6 @@ def block_error(target: LoadedTarget, runs: Sequence[Run], chunk: int) -> dict[s
     """Largest difference between the logits of the blocks that were run and of single-token forwards.
 
     Rounds are followed as far as the text goes; the prompt is computed in forwards of ``chunk`` positions.
-
-    Returns:
-        ``max_abs_logit_error`` and the number of ``positions`` compared.
     """
     worst, positions = 0.0, 0
     for run in runs:
@@ -128,31 +118,20 @@ def paired_logits(target: LoadedTarget, run: Run, chunk: int) -> Iterator[tuple[
             kept = min(accepted + 1, len(run.tokens) - done)
             if kept < 1:
                 break
-            yield _round(target, session, singles, run.tokens[done : done + block], (block, kept))
+            tokens = run.tokens[done : done + block]
+            fed = [*tokens, *[tokens[-1]] * (block - len(tokens))]  # drafts after the kept ones do not matter
+            session.transaction.begin(len(session.carried) + block)
+            together, _ = session.forward(mx.array([[*session.carried, *fed]], mx.int32))
+            together = together[:, -block:][:, :kept]
+            alone = []
+            for token in tokens[:kept]:
+                logits, _ = target.target.forward(mx.array([[token]]), singles, None)
+                wait(logits)
+                alone.append(logits)
+            wait(together)
+            session.commit(tokens[:kept], None)
+            yield together, mx.concatenate(alone, axis=1)
             done += kept
-
-
-def _round(
-    target: LoadedTarget,
-    session: Session,
-    singles: list[object],
-    tokens: Sequence[int],
-    lengths: tuple[int, int],
-) -> tuple[mx.array, mx.array]:
-    """One block of the session, and as many single steps as are kept of it; both computed."""
-    block, kept = lengths
-    fed = [*tokens, *[tokens[-1]] * (block - len(tokens))]  # drafts after the kept ones do not matter
-    session.transaction.begin(len(session.carried) + block)
-    together, _ = session.forward(mx.array([[*session.carried, *fed]], mx.int32))
-    together = together[:, -block:][:, :kept]
-    alone = []
-    for token in tokens[:kept]:
-        logits, _ = target.target.forward(mx.array([[token]]), singles, None)
-        wait(logits)
-        alone.append(logits)
-    wait(together)
-    session.commit(tokens[:kept], None)
-    return together, mx.concatenate(alone, axis=1)
 
 
 def plain_gap(target: LoadedTarget, prompt: Sequence[int], position: int, chunk: int) -> float:
