@@ -42,7 +42,6 @@ from evidence_format.model import CacheLayer, Model, OtherLoad
 from evidence_format.weights import source_digest
 
 PACKAGE = Path(__file__).resolve().parent.parent
-SWAP_COUNTERS = ("pswpin", "pswpout")
 MOST_SWAPPED = 64 * 2**20  # bytes in an evaluation; any process's page counts, and a few are always swapped
 # notifyutil's number of com.apple.system.thermalpressurelevel, from OSThermalNotification.h
 PRESSURES = {0: "nominal", 1: "fair", 2: "serious", 3: "critical", 4: "critical"}
@@ -114,10 +113,7 @@ def _chip() -> str:
     """The processor's name, by the same source as the runner's: sysctl on a Mac, /proc/cpuinfo on Linux."""
     if sys.platform == "darwin":
         return sysctl("machdep.cpu.brand_string") or platform.machine()
-    try:
-        found = re.search(r"^model name.*?: *(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
+    found = re.search(r"^model name.*?: *(.*)$", content(Path("/proc/cpuinfo")), re.MULTILINE)
     return found[1].strip() if found else platform.machine() or "unknown"
 
 
@@ -165,9 +161,8 @@ def _blob(file: Path, digits: int) -> str | None:
 def busy(load: OtherLoad) -> str | None:
     """Why no speed can be measured under this load; None: it can."""
     if load.other_cpu_share is not None and load.other_cpu_share > MOST_OTHER_CPU:
-        return (
-            f"other processes used {load.other_cpu_share:.0%} of the CPU time, more than {MOST_OTHER_CPU:.0%}"
-        )
+        share = f"{load.other_cpu_share:.0%} of the CPU time, more than {MOST_OTHER_CPU:.0%}"
+        return f"other processes used {share}"
     for name, seconds in load.services.items():
         if seconds > MOST_SERVICE_CPU * load.seconds:
             return f"{name.replace('_', ' ')} used {seconds:.1f} s of CPU in {load.seconds:.1f} s"
@@ -186,16 +181,13 @@ def _usage() -> tuple[float, float, dict[str, float]]:
 
 
 def _load_since(start: tuple[float, float, dict[str, float]]) -> OtherLoad:
-    (before, others_before, services_before), (now, others, services) = start, _usage()
+    (before, others_before, earlier), (now, others, services) = start, _usage()
     seconds = now - before
     available = seconds * (psutil.cpu_count() or 1)
     share = round(min(max((others - others_before) / available, 0.0), 1.0), 4) if seconds > 0 else None
-    used = {
-        name: round(max(total - services_before.get(name, 0.0), 0.0), 2) for name, total in services.items()
-    }
-    return OtherLoad.model_validate(
-        {"seconds": round(seconds, 3), "other_cpu_share": share, "services": used}
-    )
+    used = {name: round(max(total - earlier.get(name, 0.0), 0.0), 2) for name, total in services.items()}
+    load = {"seconds": round(seconds, 3), "other_cpu_share": share, "services": used}
+    return OtherLoad.model_validate(load)
 
 
 def services_of(printed: str) -> dict[str, float]:
@@ -262,20 +254,19 @@ def power_source() -> str:
     batteries = [
         supply
         for supply in Path("/sys/class/power_supply").glob("*")
-        if _line(supply / "type") == "Battery" and _line(supply / "scope") != "Device"
+        if content(supply / "type") == "Battery" and content(supply / "scope") != "Device"
     ]
     if not batteries:
         return "not_applicable"
-    return "battery" if any(_line(supply / "status") == "Discharging" for supply in batteries) else "ac"
+    return "battery" if any(content(supply / "status") == "Discharging" for supply in batteries) else "ac"
 
 
 def thermal_state() -> str:
     """``nominal``, ``fair``, ``serious`` or ``critical`` on macOS; ``not_applicable`` elsewhere."""
     if sys.platform != "darwin":
         return "not_applicable"
-    return pressure_of(
-        printed_by(("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")) or ""
-    )
+    notified = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
+    return pressure_of(printed_by(notified) or "")
 
 
 def power_of(printed: str) -> str:
@@ -298,22 +289,19 @@ def swapped_of(printed: str) -> int | None:
     """Bytes swapped since the start in what ``vm_stat`` prints: the lines Swapins and Swapouts, in pages."""
     size = re.search(r"page size of (\d+) bytes", printed)
     found = re.findall(r"^Swap(?:ins|outs):\s+(\d+)\.?$", printed, re.MULTILINE)
-    return int(size[1]) * sum(map(int, found)) if size and len(found) == len(SWAP_COUNTERS) else None
+    return int(size[1]) * sum(map(int, found)) if size and len(found) == 2 else None
 
 
 def swapped_bytes() -> int | None:
     """Bytes that any process swapped in or out since the system's start; None where it does not say."""
     if sys.platform == "darwin":
         return swapped_of(printed_by(("/usr/bin/vm_stat",)) or "")
-    try:
-        rows = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-        pages = sum(int(value) for name, value in rows if name in SWAP_COUNTERS)
-    except (OSError, ValueError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    found = re.findall(r"^pswp(?:in|out) (\d+)$", content(Path("/proc/vmstat")), re.MULTILINE)
+    return os.sysconf("SC_PAGE_SIZE") * sum(map(int, found)) if found else None
 
 
-def _line(path: Path) -> str:
+def content(path: Path) -> str:
+    """The text of a file of the system; empty where there is none."""
     try:
         return path.read_text().strip()
     except OSError:

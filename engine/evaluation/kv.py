@@ -14,7 +14,8 @@ sees and the policy's no longer holds counts as lost, y = 0. What the policy see
 (pinned positions of a sliding layer) is not compared.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Unpack
@@ -161,7 +162,8 @@ def measure_kv(
         tuple(tokens): switches.max_tokens if prompt.needle is None else switches.answer_tokens
         for prompt, tokens in zip([*prompts, *prompts], [*encoded, *empty], strict=True)
     }
-    rows_of = _examiner(arms[0][0], encoded[:EXAMINED])
+    native = lru_cache(maxsize=1)(partial(held_after, arms[0][0]))
+    examined = {tuple(tokens) for tokens in encoded[:EXAMINED]}
 
     def run_of(of: Engine, arm: Arm) -> measure.ArmRun:
         def run(some: Sequence[list[int]]) -> list[Outcome]:
@@ -171,15 +173,15 @@ def measure_kv(
             ]
 
         asked, tokens = (emptied, empty) if arm.control == NO_NEEDLE else (prompts, encoded)
-        return measure.ArmRun(arm, asked, tokens, run, rows_of(of), f"running {arm.name}")
+        row = partial(_row, of, native=native, examined=examined)
+        return measure.ArmRun(arm, asked, tokens, run, row, f"running {arm.name}")
 
     evaluation.runs += [run_of(of, arm) for of, arm in arms]
 
     def warm_up() -> None:
         for number, each in enumerate(evaluation.runs, 1):
-            evaluation.progress(
-                0, evaluation.total, "warming up", f"{each.arm.name}, {number} of {len(arms)}"
-            )
+            detail = f"{each.arm.name}, {number} of {len(arms)}"
+            evaluation.progress(0, evaluation.total, "warming up", detail)
             each.run([each.encoded[0], each.encoded[-1]])
 
     evaluation.run(warm_up)
@@ -221,10 +223,8 @@ def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
 def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, Arm]]:
     """Empty arms and their engines: oracle, baseline, policies and their controls, ``no_needle``."""
     native = replace(engine, policy=NATIVE, restoration=None)
-    arms = [
-        (native, measure.plain_arm(ORACLE, "oracle")),
-        (native, measure.our_arm(native, BASELINE, "baseline")),
-    ]
+    oracle, baseline = measure.plain_arm(ORACLE, "oracle"), measure.our_arm(native, BASELINE, "baseline")
+    arms = [(native, oracle), (native, baseline)]
     for policy, control in with_controls(policies).items():
         ours = measure.under(engine, policy)
         arms.append((ours, measure.our_arm(ours, policy.spec, "control" if control else "sut", control)))
@@ -253,48 +253,42 @@ def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
     return found
 
 
-def _examiner(native: Engine, prompts: Sequence[Sequence[int]]) -> Callable[[Engine], measure.MakeRow]:
-    """Rows of an engine; those of some prompts say what its caches hold, and how far from native ones."""
-    examined = {tuple(tokens) for tokens in prompts}
-    held_natively = lru_cache(maxsize=1)(partial(held_after, native))
-
-    def rows(engine: Engine) -> measure.MakeRow:
-        def row(prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
-            answer = answer_of(engine.target.tokenizer, tokens, outcome.text)
-            if engine.policy == NATIVE or tuple(tokens) not in examined:
-                return sample(prompt, tokens, outcome, answer_text=answer)
-            found = examine(engine, tokens, outcome.tokens, held_natively(tuple(tokens)))
-            use = outcome if outcome.kv is not None else replace(outcome, kv=found.use)
-            return sample(prompt, tokens, use, answer_text=answer, distortion=found.distortion)
-
-        return row
-
-    return rows
-
-
-@dataclass(frozen=True)
-class Examined:
-    """What caches of a policy held after a prompt, in the layers that it applies to."""
-
-    distortion: Distortion
-    use: KVUse  # plain numbers count as their dtype, codes as they are stored
+def _row(
+    engine: Engine,
+    prompt: Prompt,
+    tokens: Sequence[int],
+    outcome: Outcome,
+    *,
+    native: Callable[[tuple[int, ...]], Layers],
+    examined: set[tuple[int, ...]],
+) -> dict[str, Any]:
+    """A row; those of examined prompts say what the caches hold, and how far from native ones."""
+    found = None
+    if engine.policy != NATIVE and tuple(tokens) in examined:
+        found, use = examine(engine, tokens, outcome.tokens, native(tuple(tokens)))
+        outcome = outcome if outcome.kv is not None else replace(outcome, kv=use)
+    answer = answer_of(engine.target.tokenizer, tokens, outcome.text)
+    return sample(prompt, tokens, outcome, answer_text=answer, distortion=found)
 
 
-def examine(engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Layers) -> Examined:
-    """Run a prompt and what followed once more under the engine's policy; compare with native caches."""
+def examine(
+    engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Layers
+) -> tuple[Distortion, KVUse]:
+    """Run a prompt and what followed once more under the engine's policy; compare with native caches.
+
+    Of the layers that the policy applies to; plain numbers count as their dtype, codes as they are stored.
+    """
     layers = engine.policy.chosen_layers(engine.target.target.model)
-    with _session(engine) as session:
-        _prefill(session, tokens, engine.options.prefill_chunk)
+    with _prefilled(engine, tokens) as session:
         found = distortion(native, _rows(session.caches), layers)
         if generated[:-1]:  # the last token is in no cache
             session.take_in(generated[:-1])
-        return Examined(found, kv_use(session.caches) or _plain_use(session.caches, layers))
+        return found, kv_use(session.caches) or _plain_use(session.caches, layers)
 
 
 def held_after(engine: Engine, tokens: Sequence[int]) -> Layers:
     """What caches of the engine's policy hold of a whole prompt, by layer."""
-    with _session(engine) as session:
-        _prefill(session, tokens, engine.options.prefill_chunk)
+    with _prefilled(engine, tokens) as session:
         return _rows(session.caches)
 
 
@@ -323,18 +317,17 @@ def _aligned(positions: Sequence[int], rows: mx.array, reference: VisibleRows) -
     return mx.concatenate([rows, lost], axis=2)[:, :, mx.array(index)]
 
 
-def _session(engine: Engine) -> Session:
-    options = replace(engine.options, compiled=False)
-    return replace(engine, options=options, drafter=None).open_session(1)
-
-
-def _prefill(session: Session, tokens: Sequence[int], chunk: int) -> None:
+@contextmanager
+def _prefilled(engine: Engine, tokens: Sequence[int]) -> Iterator[Session]:
     """Compute a prompt as decoding does: in chunks, its last token by itself."""
-    for start in range(0, len(tokens) - 1, chunk):
-        session.take_in(tokens[start : min(start + chunk, len(tokens) - 1)])
-    session.transaction.begin(len(session.carried) + 1)
-    session.forward(mx.array([[*session.carried, tokens[-1]]], mx.int32))
-    session.commit(tokens[-1:], None)
+    options = replace(engine.options, compiled=False)
+    with replace(engine, options=options, drafter=None).open_session(1) as session:
+        for start in range(0, len(tokens) - 1, options.prefill_chunk):
+            session.take_in(tokens[start : min(start + options.prefill_chunk, len(tokens) - 1)])
+        session.transaction.begin(len(session.carried) + 1)
+        session.forward(mx.array([[*session.carried, tokens[-1]]], mx.int32))
+        session.commit(tokens[-1:], None)
+        yield session
 
 
 def _rows(caches: Sequence[Any]) -> Layers:
