@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
+from engine.cli.options import PATH, option
 from engine.errors import ConfigurationError
 
 QUIET_S = 2.0  # seconds until progress is worth a line
@@ -19,33 +20,21 @@ USAGE = "give --table article, or --context N (and --model FOLDER); see kakeya_e
 
 
 @click.command("memory")
-@click.option("--table", type=click.Choice(["article"]), help="Print a published table from its formula.")
-@click.option(
-    "--model",
-    type=click.Path(path_type=Path),
-    help="Folder of the model, config.json will do [default: shipped].",
-)
-@click.option(
+@option("--table", "Print a published table from its formula.", type=click.Choice(["article"]))
+@option("--model", "Folder of the model, config.json will do [default: shipped].", type=PATH)
+@option(
     "--kv",
+    "Which keys and values are kept, and how, as for generate; several times, or 'all' [default: native].",
     multiple=True,
     metavar="POLICY",
-    help="Which keys and values are kept, and how, as for generate; several times, or 'all' "
-    "[default: native].",
 )
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences decoded together.")
-@click.option("--context", metavar="N[,N]", help="Tokens of each prompt; one round follows them.")
-@click.option(
-    "--block",
-    default="auto",
-    show_default=True,
-    help="Tokens a verify forward; auto: as the drafter was made for, 1 without one.",
-)
-@click.option("--prefill-chunk", type=int, default=2048, show_default=True, help="Prompt tokens a forward.")
-@click.option("--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal].")
-@click.option("--quantize", metavar="BITS[,GROUP]", help="Count the target's weights as packed on loading.")
-@click.option(
-    "--drafter", metavar="SPEC", help="Add the weights and the state of a drafter, as for generate."
-)
+@option("--batch", "Sequences decoded together.", 1)
+@option("--context", "Tokens of each prompt; one round follows them.", metavar="N[,N]")
+@option("--block", "Tokens a verify forward; auto: as the drafter was made for, 1 without one.", "auto")
+@option("--prefill-chunk", "Prompt tokens a forward.", 2048)
+@option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal].")
+@option("--quantize", "Count the target's weights as packed on loading.", metavar="BITS[,GROUP]")
+@option("--drafter", "Add the weights and the state of a drafter, as for generate.", metavar="SPEC")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line.")
 def command(table: str | None, model: Path | None, as_json: bool, **values: Any) -> None:
     """Say how much memory keys and values would take. Nothing is loaded, computed or measured.

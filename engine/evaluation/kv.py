@@ -1,17 +1,13 @@
 """The shoot-out of KV policies: what each stores, and its effect on keys, values, answers, drafts and speed.
 
 Arms: the oracle (mlx-lm's plain decoding), ``native`` (our loop, all keys and values kept) as baseline, our
-loop under every policy, and the control ``no_needle``. A policy that restores comes with its controls. All
-arms run every prompt: retrieval prompts, whose needles are before every window and which are decoded for an
-answer's length, and prompts without a needle that are decoded for longer, so that drafts and speed rest on
-more tokens. Greedy, one block length for all, the drafter's hidden states from the target as the policy
-leaves it. The first retrieval prompts are run once more, untimed, to compare live caches with native ones:
+loop under every policy, and the control ``no_needle``. A policy that restores comes with its controls. The
+first retrieval prompts are run once more, untimed, to compare live caches with native ones:
 
     distortion = sum over layers, heads, positions of |x - y|² / sum of |x|²      x native, y the policy's
 
-of what the next query would see in the layers that the policy applies to. A position that the native cache
-sees and the policy's no longer holds counts as lost, y = 0. What the policy sees beyond the native cache
-(pinned positions of a sliding layer) is not compared.
+of what the next query would see in the layers that the policy applies to. A position that the policy's cache
+no longer holds counts as lost, y = 0; what it holds beyond the native cache's window is not compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence

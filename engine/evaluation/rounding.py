@@ -26,19 +26,13 @@ MADE_UP_BLOCKS = (2, 4, 8, 16)
 def compare_with_plain(
     engine: Engine, encoded: Sequence[Sequence[int]], arms: Sequence[Arm]
 ) -> dict[str, Any]:
-    """The ``rounding`` and ``divergences`` of a report; ``arms`` are plain decoding and, if any, ours."""
-    divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *arms)
-    prompts = {found["prompt_id"] for found in divergences}
-    return {"divergences": divergences, "rounding": _measure_rounding(engine, encoded, arms, prompts)}
+    """The ``rounding`` and ``divergences`` of a report; ``arms`` are plain decoding and, if any, ours.
 
-
-def _measure_rounding(
-    engine: Engine, encoded: Sequence[Sequence[int]], arms: Sequence[Arm], divergent: set[str]
-) -> dict[str, float | int] | None:
-    """Block-against-single logit error along the rounds of the longest texts, and of all that diverge.
-
-    Without drafts the rounds are made up, so that there is a figure. None if all texts are too short.
+    Rounding is measured along the rounds of the longest texts, and of all that diverge. Without drafts the
+    rounds are made up, so that there is a figure. None if all texts are too short.
     """
+    divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *arms)
+    divergent = {found["prompt_id"] for found in divergences}
     prompts = dict(zip((row["prompt_id"] for row in arms[0].samples), encoded, strict=True))
     ours = {row["prompt_id"]: row for row in arms[-1].samples}
     longest = sorted(arms[0].samples, key=lambda row: len(row["tokens"]), reverse=True)
@@ -53,7 +47,7 @@ def _measure_rounding(
             rounds = [(block, block - 1) for block in MADE_UP_BLOCKS]
         runs.append(Run(prompts[plain_row["prompt_id"]], plain_row["tokens"][:-1], rounds))
     error = block_error(engine.target, runs, engine.options.prefill_chunk)
-    return error if error["positions"] else None
+    return {"divergences": divergences, "rounding": error if error["positions"] else None}
 
 
 def find_divergences(
