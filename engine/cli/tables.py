@@ -114,8 +114,7 @@ def recall_table(document: Document) -> None:
     """Recall of each arm."""
     arms = document["summary"]["arms"]
     rows = (
-        [arm["name"], arm["role"], *_cells(arms[arm["name"]], ("recall:.3f", "samples"))]
-        for arm in document["arms"]
+        _cells(arm | arms[arm["name"]], ("name", "role", "recall:.3f", "samples")) for arm in document["arms"]
     )
     _print("recall", ("<arm", "<role", "recall", "samples"), rows)
     for row in document["summary"]["comparisons"]:
@@ -203,10 +202,8 @@ def parity_table(document: Document) -> None:
     """A line for every round."""
 
     def cells(row: Document) -> list[str]:
-        differences = [
-            _cell(row[name], ".2e", "not finite") if name in row else "-"
-            for name in ("hidden_max_abs", "logits_max_abs")
-        ]
+        names = ("hidden_max_abs", "logits_max_abs")
+        differences = [_cell(row[name], ".2e", "not finite") if name in row else "-" for name in names]
         compared = [value for value in (row["path_equal"], row.get("tokens_equal")) if value is not None]
         path = ("equal" if all(compared) else "DIFFERS") if compared else "-"
         agreement, passed = f"{row['argmax_agreement']:.4f}", "yes" if row["passed"] else "NO"
@@ -289,7 +286,6 @@ def verification_table(document: Document) -> None:
 
 
 def _verified(row: Document) -> list[str]:
-    """The cells of a replayed row."""
     rounds = row["rounds"]
     cells = _cells(row["tokens"], ("checked", "largest_gap:.2g", "allowed:.2g"))
     accepted = f"{rounds['accepted']} of {rounds['claimed_accepted']}"

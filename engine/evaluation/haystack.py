@@ -120,8 +120,6 @@ def refuse_near(prompts: Sequence[Prompt], tokenizer: Any, beyond: int) -> None:
 
 
 class _Maker:
-    """Makes prompts of one length for one tokenizer."""
-
     def __init__(self, tokenizer: Any, switches: ChatSwitches, context: int, beyond: int) -> None:
         self._tokenizer, self._switches = tokenizer, switches
         self._context, self._beyond = context, beyond
@@ -181,7 +179,6 @@ class _Maker:
 
 
 def _different_facts(rng: Random) -> list[Fact]:
-    """Facts with different names and different codes."""
     while True:
         facts = draw_facts(rng, HELD_OUT, FACTS)
         if len({fact.code for fact in facts}) == len(facts):

@@ -1,8 +1,8 @@
 """One measuring loop for every evaluation: arms x prompts, interleaved.
 
-Every prompt goes through all arms before the next one starts. Every second turn takes the arms in reverse
-order, so that none is always first. A turn is one prompt, or a batch. A journal keeps finished rows; a
-later process does not run them again. A disturbed machine makes the loop start over, never a result.
+Every prompt (or batch) goes through all arms before the next one starts, every second one in reverse order,
+so that no arm is always first. A journal keeps finished rows; a later process does not run them again. A
+disturbed machine makes the loop start over, never a result.
 """
 
 import json
@@ -211,18 +211,15 @@ class Evaluation:
         return sum(len(run.prompts) for run in self.runs)
 
     def warm_up(self) -> None:
-        """Run plain decoding and our loop, untimed; an adaptive draft length measures its blocks.
-
-        Where the first text ends before every block was tried, a few more prompts are used. Without batches
-        each arm prefills the longest prompt once, so that its shapes are not new in a row.
-        """
+        """Run plain decoding and our loop, untimed; an adaptive draft length measures its blocks."""
         engine, encoded, length = self.engine, self.runs[0].encoded, self.draft_length
         most, chunk, longest = self.switches.max_tokens, engine.options.prefill_chunk, max(encoded, key=len)
         plain(engine.target, encoded[0], most, chunk)
-        if self.batch == 1 and len(longest) > len(encoded[0]):
+        if self.batch == 1 and len(longest) > len(encoded[0]):  # so that its shapes are not new in a row
             plain(engine.target, longest, 1, chunk)
             speculate(engine, longest, 1, length)
         tried = Calibration(length) if isinstance(length, AdaptiveDraftLength) else length
+        # the first text may end before every block was tried
         for turn in range(WARM_UPS if self.batch > 1 else min(WARM_UPS, len(encoded))):
             start = turn * self.batch % len(encoded)
             if self.batch > 1:
@@ -239,10 +236,7 @@ class Evaluation:
         parts: Callable[[], dict[str, Any]] = dict,
         **settings: Any,
     ) -> Report:
-        """Build the report, with what ``parts`` computes for `Report.build` and more of the configuration.
-
-        The progress calls that computation ``checking``.
-        """
+        """Build the report; ``parts``, shown as ``checking``, computes more arguments of `Report.build`."""
         self.progress(self.total, self.total, "checking", checking)
         resumed = {"resumed": self.measured.resumed} if self.resumable else {}
         return Report.build(

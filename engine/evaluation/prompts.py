@@ -100,11 +100,7 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
 
 
 def _refuse_shipped(prompts: Sequence[Prompt]) -> None:
-    """Raise PromptError for a shipped prompt, or another one under its id, in a user's file.
-
-    The gate knows shipped prompts by digest, and expects all that a set and its limit select.
-    """
-    known = known_sets()
+    known = known_sets()  # the gate knows them by digest, and expects all that a set and its limit select
     for prompt in prompts:
         if shipped := known.ids.get(prompt.source_sha256):
             kind = prompt_set(shipped)
@@ -149,11 +145,7 @@ def tokens_of(prompt: Prompt, tokenizer: Any, switches: ChatSwitches) -> list[in
 
 
 def answer_of(tokenizer: Any, prompt: Sequence[int], text: str) -> str:
-    """A model's text without its reasoning, stripped where reasoning was removed.
-
-    Reasoning is what is between marks of the table `MARKS`. The opening mark may be missing because the chat
-    template wrote it (``prompt`` ends with it), the closing one because the text was cut short.
-    """
+    """A model's text without its reasoning, whose opening mark the template may have put in the prompt."""
     tail = str(tokenizer.decode(list(prompt[-TAIL:]))).rstrip() if prompt else ""
     opened = (number for number, (begin, _) in enumerate(MARKS) if tail.endswith(begin))
     return without_reasoning(text, next(opened, None))
@@ -241,11 +233,7 @@ def _needle(row: dict[str, Any], text: str | None) -> Needle:
 
 
 def _instruction(text: str, needle: Needle) -> str:
-    """The question of a retrieval prompt without the name it asks about.
-
-    The question is what follows the last full stop or line break; the name is any of its capitalised words
-    that the needle has too.
-    """
+    """The question of a retrieval prompt, with {} for the capitalised words that the needle has too."""
     question = re.split(r"[.\n]", text.rstrip(" ."))[-1]
     words = set(re.findall(r"\w+", needle.sentence))
     return re.sub(r"\b[A-Z]\w*", lambda word: "{}" if word[0] in words else word[0], question).strip()

@@ -103,10 +103,7 @@ def _claims(policy: KVPolicy, name: str, switches: RecallSwitches) -> list[dict[
 
 
 def recall_by_depth(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Share of answered needles at every depth, from the rows of one arm.
-
-    More than `DEPTHS` depths are joined to quarters of the context.
-    """
+    """Share of answered needles in rows at every depth, or where there are many, in every quarter."""
     needles = [row["needle"] for row in rows if "needle" in row]
     exact = len({needle["depth"] for needle in needles}) <= DEPTHS
     hits: dict[str, list[bool]] = defaultdict(list)

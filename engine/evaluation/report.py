@@ -105,23 +105,22 @@ def sample(
         },
     }
     answer = outcome.text if answer_text is None else answer_text
-    if answer != outcome.text:
-        row["answer_text"] = answer
-    if outcome.kv is not None:
-        row["kv"] = {
-            "layers": list(outcome.kv.layers),
-            "values": outcome.kv.values,
-            "bytes": outcome.kv.nbytes,
-            "key_distortion": distortion.keys if distortion else None,
-            "value_distortion": distortion.values if distortion else None,
-        }
-    if outcome.kept is not None:
-        row["kept_positions"] = outcome.kept
-    if outcome.restored:
-        row["restored_positions"] = outcome.restored
-    if prompt.needle is not None and prompt.text is not None:
-        row["needle"] = needle_fields(prompt.needle, prompt.text, answer, outcome.text)
-    return row
+    kv, needle, text = outcome.kv, prompt.needle, prompt.text
+    use = kv and {
+        "layers": list(kv.layers),
+        "values": kv.values,
+        "bytes": kv.nbytes,
+        "key_distortion": distortion and distortion.keys,
+        "value_distortion": distortion and distortion.values,
+    }
+    optional = {
+        "answer_text": answer if answer != outcome.text else None,
+        "kv": use,
+        "kept_positions": outcome.kept,
+        "restored_positions": outcome.restored or None,
+        "needle": needle_fields(needle, text, answer, outcome.text) if needle and text else None,
+    }
+    return row | {name: value for name, value in optional.items() if value is not None}
 
 
 def needle_fields(needle: Needle, prompt: str, answer: str, text: str) -> dict[str, Any]:

@@ -36,12 +36,10 @@ def compare_with_plain(
     prompts = dict(zip((row["prompt_id"] for row in arms[0].samples), encoded, strict=True))
     ours = {row["prompt_id"]: row for row in arms[-1].samples}
     longest = sorted(arms[0].samples, key=lambda row: len(row["tokens"]), reverse=True)
-    chosen = [
-        *longest[:ROUNDING_TEXTS],
-        *(row for row in longest[ROUNDING_TEXTS:] if row["prompt_id"] in divergent),
-    ]
     runs = []
-    for plain_row in chosen:
+    for place, plain_row in enumerate(longest):
+        if place >= ROUNDING_TEXTS and plain_row["prompt_id"] not in divergent:
+            continue
         rounds = [(item["block"], item["accepted"]) for item in ours[plain_row["prompt_id"]]["rounds"]]
         if len(arms) == 1:
             rounds = [(block, block - 1) for block in MADE_UP_BLOCKS]
@@ -54,18 +52,16 @@ def find_divergences(
     engine: Engine, encoded: Sequence[Sequence[int]], baseline: Arm, system: Arm
 ) -> list[dict[str, Any]]:
     """The first differing position of every prompt whose tokens differ, with plain decoding's gap there."""
-    plain_rows = {row["prompt_id"]: row["tokens"] for row in baseline.samples}
-    prompts = dict(zip(plain_rows, encoded, strict=True))
+    ours = {row["prompt_id"]: row["tokens"] for row in system.samples}
     found = []
-    for row in system.samples:
-        identifier, ours = row["prompt_id"], row["tokens"]
-        theirs = plain_rows[identifier]
-        pairs = zip(ours, theirs, strict=False)
+    for row, prompt in zip(baseline.samples, encoded, strict=True):
+        identifier, theirs = row["prompt_id"], row["tokens"]
+        pairs = zip(ours[identifier], theirs, strict=False)
         position = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
         if position is None:
             continue
-        gap = plain_gap(engine.target, prompts[identifier], position, engine.options.prefill_chunk)
-        tokens = {"plain_token": theirs[position], "speculative_token": ours[position]}
+        gap = plain_gap(engine.target, prompt, position, engine.options.prefill_chunk)
+        tokens = {"plain_token": theirs[position], "speculative_token": ours[identifier][position]}
         place = {"arm": system.name, "prompt_id": identifier, "position": position}
         found.append(place | tokens | {"plain_gap": gap})
     return found
