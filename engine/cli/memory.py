@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,6 +12,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
+from engine.cli.options import PATH, option
 from engine.errors import ConfigurationError
 
 QUIET_S = 2.0  # seconds until progress is worth a line
@@ -18,33 +20,21 @@ USAGE = "give --table article, or --context N (and --model FOLDER); see kakeya_e
 
 
 @click.command("memory")
-@click.option("--table", type=click.Choice(["article"]), help="Print a published table from its formula.")
-@click.option(
-    "--model",
-    type=click.Path(path_type=Path),
-    help="Folder of the model, config.json will do [default: shipped].",
-)
-@click.option(
+@option("--table", "Print a published table from its formula.", type=click.Choice(["article"]))
+@option("--model", "Folder of the model, config.json will do [default: shipped].", type=PATH)
+@option(
     "--kv",
+    "Which keys and values are kept, and how, as for generate; several times, or 'all' [default: native].",
     multiple=True,
     metavar="POLICY",
-    help="Which keys and values are kept, and how, as for generate; several times, or 'all' "
-    "[default: native].",
 )
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences decoded together.")
-@click.option("--context", metavar="N[,N]", help="Tokens of each prompt; one round follows them.")
-@click.option(
-    "--block",
-    default="auto",
-    show_default=True,
-    help="Tokens a verify forward; auto: as the drafter was made for, 1 without one.",
-)
-@click.option("--prefill-chunk", type=int, default=2048, show_default=True, help="Prompt tokens a forward.")
-@click.option("--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal].")
-@click.option("--quantize", metavar="BITS[,GROUP]", help="Count the target's weights as packed on loading.")
-@click.option(
-    "--drafter", metavar="SPEC", help="Add the weights and the state of a drafter, as for generate."
-)
+@option("--batch", "Sequences decoded together.", 1)
+@option("--context", "Tokens of each prompt; one round follows them.", metavar="N[,N]")
+@option("--block", "Tokens a verify forward; auto: as the drafter was made for, 1 without one.", "auto")
+@option("--prefill-chunk", "Prompt tokens a forward.", 2048)
+@option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal].")
+@option("--quantize", "Count the target's weights as packed on loading.", metavar="BITS[,GROUP]")
+@option("--drafter", "Add the weights and the state of a drafter, as for generate.", metavar="SPEC")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line.")
 def command(table: str | None, model: Path | None, as_json: bool, **values: Any) -> None:
     """Say how much memory keys and values would take. Nothing is loaded, computed or measured.
@@ -62,35 +52,34 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
       kakeya_engine memory --model ~/models/gemma-4 --context 100000 --kv all --dtype bfloat16 --json
     """  # noqa: D301 - click wants the character itself
     if table is not None:
-        if others := _others():
+        context = click.get_current_context()
+        others = [
+            parameter.opts[0]
+            for parameter in context.command.params
+            if parameter.name not in {"table", "as_json"}
+            and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        ]
+        if others:
             raise click.UsageError(
                 f"--table {table} takes no switch but --json; leave out {', '.join(others)}"
             )
         from engine.memory import article_document
 
-        document = article_document()
+        document, show = article_document(), article_table
     else:
-        document = _predicted(model, values)
+        document, show = _predicted(model, values), prediction_table
     if not as_json:
-        (article_table if table is not None else prediction_table)(document)
+        show(document)
     click.echo(json.dumps(document, ensure_ascii=False))
 
 
-def _others() -> list[str]:
-    """The switches on the command line besides --table and --json."""
-    context = click.get_current_context()
-    return [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name not in {"table", "as_json"}
-        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-    ]
-
-
 def _predicted(model: Path | None, values: dict[str, Any]) -> dict[str, Any]:
-    if values["context"] is None:
+    text = values.pop("context")
+    if text is None:
         raise click.UsageError(USAGE)
-    contexts = _contexts(values.pop("context"))
+    if not re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})*", text):
+        raise ConfigurationError(f"--context {text!r} is not a number, or a list such as 8192,32768")
+    contexts = tuple(dict.fromkeys(int(number) for number in text.split(",")))
 
     from engine.memory import open_unloaded, predict
     from engine.target.loading import SHIPPED_TARGET
@@ -99,35 +88,24 @@ def _predicted(model: Path | None, values: dict[str, Any]) -> dict[str, Any]:
     policies = values.pop("kv") or ("native",)
     if values["drafter"] == "none":
         values["drafter"] = None
-    return predict(unloaded, policies, contexts, _Patience(), **values)
+    return predict(unloaded, policies, contexts, _patient_progress(), **values)
 
 
-def _contexts(text: str) -> tuple[int, ...]:
-    """Lengths of a list such as 8192,32768, each once."""
-    if not re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})*", text):
-        raise ConfigurationError(f"--context {text!r} is not a number, or a list such as 8192,32768")
-    return tuple(dict.fromkeys(int(number) for number in text.split(",")))
-
-
-class _Patience:
+def _patient_progress() -> Callable[[int, int, str, str], None]:
     """Show progress as a runner can follow it, once a prediction takes long."""
+    since = monotonic()
 
-    def __init__(self) -> None:
-        self._since = monotonic()
-        self._shown = False
-
-    def __call__(self, done: int, total: int, phase: str, detail: str) -> None:
-        if self._shown or monotonic() - self._since > QUIET_S:
-            self._shown = True
+    def progress(done: int, total: int, phase: str, detail: str) -> None:
+        if monotonic() - since > QUIET_S:
             click.echo(f"progress {done}/{total} {phase} {detail}", err=True)
+
+    return progress
 
 
 def article_table(document: dict[str, Any]) -> None:
     """Print the article's rows as it has them."""
-    table = _table(
-        "memory, the original article: ANALYTIC, not measured",
-        "batch", "context", "net bytes a token", "ratio",
-    )  # fmt: skip
+    columns = ("batch", "context", "net bytes a token", "ratio")
+    table = _table("memory, the original article: ANALYTIC, not measured", *columns)
     for row in document["rows"]:
         texts = row["net_bytes_per_token_text"], row["ratio_text"]
         table.add_row(str(row["batch"]), f"{row['context']:,}", *texts)
@@ -139,42 +117,32 @@ def article_table(document: dict[str, Any]) -> None:
 
 def prediction_table(document: dict[str, Any]) -> None:
     """Print policies side by side, the layers of a single one, and what comes on top of the caches."""
-    several = document["batch"] > 1
-    columns = ["policy", "context", "caches", "bytes a token", "against native"]
-    if several:
-        columns.insert(3, "a sequence")
+    rows, batch, block = document["rows"], document["batch"], document["block"]
+    several = ("a sequence",) if batch > 1 else ()
+    columns = ("policy", "context", "caches", *several, "bytes a token", "against native")
     table = _table("memory of caches: ANALYTIC, predicted from shapes, not measured", *columns)
-    for row in document["rows"]:
-        texts = [
-            row["kv"],
-            f"{row['context']:,}",
-            size(row["cache_bytes"]),
-            f"{row['bytes_per_token']:,.1f}",
-            f"{row['ratio_to_native']:.2f}×",
-        ]
-        if several:
-            texts.insert(3, size(row["bytes_per_sequence"]))
-        table.add_row(*texts)
+    for row in rows:
+        share = [size(row["bytes_per_sequence"]) for _ in several]
+        figures = f"{row['bytes_per_token']:,.1f}", f"{row['ratio_to_native']:.2f}×"
+        table.add_row(row["kv"], f"{row['context']:,}", size(row["cache_bytes"]), *share, *figures)
     console = Console()
     console.print(table)
-    if len(document["rows"]) == 1:
-        for kind in document["rows"][0]["layers"]:
+    if len(rows) == 1:
+        for kind in rows[0]["layers"]:
             console.print(f"{kind['layers']:3d} × {kind['holds']} ({kind['cache']}): {size(kind['bytes'])}")
     console.print(
-        f"{document['batch']} {'sequence' if document['batch'] == 1 else 'sequences'}, "
-        f"rounds of {document['block']}, prompts in chunks of {document['prefill_chunk']}"
+        f"{batch} {'sequence' if batch == 1 else 'sequences'}, "
+        f"rounds of {block}, prompts in chunks of {document['prefill_chunk']}"
     )
-    shorter = {
-        f"{row['context']:,}": row["block"] for row in document["rows"] if row["block"] < document["block"]
-    }
-    for context, block in shorter.items():
-        console.print(f"a prompt of {context} leaves {f'a round of {block}' if block else 'no round'}")
+    shorter = {row["context"]: row["block"] for row in rows if row["block"] < block}
+    for context, left in shorter.items():
+        console.print(f"a prompt of {context:,} leaves {f'a round of {left}' if left else 'no round'}")
     console.print(
         f"weights: {size(document['weights_bytes'])} in {document['dtype']} "
         f"({document['dtype_from']}), from {document['weights_from']}"
     )
     if document["drafter"] is not None:
-        states = " / ".join(dict.fromkeys(size(row["drafter_state_bytes"]) for row in document["rows"]))
+        states = " / ".join(dict.fromkeys(size(row["drafter_state_bytes"]) for row in rows))
         console.print(f"drafter: weights {size(document['drafter']['weights_bytes'])}, state {states}")
     for policy, reason in document["refused"].items():
         console.print(f"not for this model: {policy} ({reason})")
@@ -183,17 +151,13 @@ def prediction_table(document: dict[str, Any]) -> None:
 
 def size(count: int) -> str:
     """Write bytes in the largest unit that leaves a whole number before the point."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
+    step = min(max(count.bit_length() - 1, 0) // 10, 4)
+    return f"{count / 1024**step:.2f} {'KMGT'[step - 1]}iB" if step else f"{count} B"
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        policy = column == "policy"
-        table.add_column(column, justify="left" if policy else "right", overflow="fold", no_wrap=policy)
+    for name in columns:
+        is_policy = name == "policy"
+        table.add_column(name, justify="left" if is_policy else "right", overflow="fold", no_wrap=is_policy)
     return table

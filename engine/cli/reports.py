@@ -15,7 +15,7 @@ KEPT = 200
 
 
 def store(report: Any, given: Path | None) -> Path:
-    """Write an `engine.evaluation.report.Report`, whole or not at all, and return its path."""
+    """Write an `engine.evaluation.report.Report` whole or not at all, and return its path."""
     if given is not None:
         report.write(given)
         return given
