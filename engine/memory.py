@@ -197,15 +197,10 @@ class LayerBytes(NamedTuple):
 
 
 def held_by(target: Target, policy: KVPolicy, run: RunLengths) -> list[LayerBytes]:
-    """The caches' bytes after a run, by kinds of layers in the order of their first layers.
-
-    Raises:
-        ConfigurationError: the policy does not fit the model.
-        ModelError: a batch does not fit the model, or a cache is of a kind that cannot be predicted.
-    """
+    """The caches' bytes after a run, by kinds of layers in the order of their first layers."""
     caches = new_caches(target.model, run.headroom, policy)
-    longest = longest_graph(target.hidden_size)
     compiled = CompiledForward.of(target, (), caches) is not None
+    longest = longest_graph(target.hidden_size)
 
     def graph(count: int) -> int | None:
         """The length of the compiled graph that serves a forward; None: it is not compiled."""
@@ -275,17 +270,12 @@ def _forward(cache: Any, template: Any, count: int, size: int | None) -> None:
 
 
 def written_by(model: Any) -> list[Any]:
-    """A cache of each layer after a lazy forward over two tokens: it tells what the layer writes.
-
-    Raises:
-        ModelError: a cache is of a kind whose growth is not known here.
-    """
+    """A cache of each layer after a lazy forward over two tokens: it tells what the layer writes."""
     caches = new_caches(model, 1)
-    for cache in caches:
-        for member in members_of(cache):
-            if type(member) not in (KVCache, SlidingRing, ChunkedKVCache, ArraysCache):
-                kind = type(member).__name__
-                raise ModelError(f"how {kind} layers grow is not known; their memory is not predicted")
+    kinds = {type(member) for cache in caches for member in members_of(cache)}
+    if unknown := kinds - {KVCache, SlidingRing, ChunkedKVCache, ArraysCache}:
+        kind = min(each.__name__ for each in unknown)
+        raise ModelError(f"how {kind} layers grow is not known; their memory is not predicted")
     model(mx.zeros((1, 2), mx.int32), cache=caches)
     return caches
 
@@ -321,22 +311,20 @@ def _blank(value: mx.array | None) -> mx.array | None:
     return None if value is None else mx.zeros(value.shape, value.dtype)
 
 
+# What a layer's cache keeps, in words; caches of different layouts differ in it.
+HOLDS: dict[type, Callable[[Any], str]] = {
+    CacheList: lambda cache: " + ".join(map(_holds, cache.caches)),
+    CodedKV: lambda cache: f"{_holds(cache.stores[0])}, {cache.code.partition('@')[0]}",
+    SlidingRing: lambda ring: f"{f'first {ring.sink} and ' if ring.sink else ''}last {ring.window}",
+    WindowedKV: lambda cache: f"all positions, the last {cache.window} seen",
+    ArraysCache: lambda _: "recurrent state",
+    ChunkedKVCache: lambda cache: f"chunks of {cache.chunk_size}",
+    RestoredKV: lambda _: "all positions, restored",
+}
+
+
 def _holds(cache: Any) -> str:
-    """What a layer's cache keeps, in words; caches of different layouts differ in it."""
-    if type(cache) is CacheList:
-        return " + ".join(_holds(member) for member in cache.caches)
-    if type(cache) is CodedKV:
-        return f"{_holds(cache.stores[0])}, {cache.code.partition('@')[0]}"
-    if type(cache) is SlidingRing:
-        sink = f"first {cache.sink} and " if cache.sink else ""
-        return f"{sink}last {cache.window}"
-    if type(cache) is WindowedKV:
-        return f"all positions, the last {cache.window} seen"
-    if type(cache) is ArraysCache:
-        return "recurrent state"
-    if type(cache) is ChunkedKVCache:
-        return f"chunks of {cache.chunk_size}"
-    return "all positions, restored" if type(cache) is RestoredKV else "all positions"
+    return HOLDS[type(cache)](cache) if type(cache) in HOLDS else "all positions"
 
 
 # --- drafters ---------------------------------------------------------------------------------------------
