@@ -263,11 +263,10 @@ class _ChannelTable(_Table):
 
 def _defined(tables: dict[str, _ChannelTable], info: ValidationInfo) -> dict[str, _ChannelTable]:
     """Add a file's channels to those that its models may list."""
+    if built_in := tables.keys() & CHANNELS.keys():
+        raise ValueError(f"{min(built_in)} is built in; choose another name")
     known: dict[str, Channel] = info.context or {}
-    for name, table in tables.items():
-        if name in CHANNELS:
-            raise ValueError(f"{name} is built in; choose another name")
-        known[name] = Channel(name, table.kv, table.description)
+    known.update({name: Channel(name, each.kv, each.description) for name, each in tables.items()})
     return tables
 
 
@@ -281,11 +280,7 @@ class _RegistryFile(_Table):
 
 
 def _validated(kind: type[Any], where: object, values: Any, context: Any = None) -> Any:
-    """A table as its type.
-
-    Raises:
-        ConfigurationError: ``where``, the key and the value of the first fault are named.
-    """
+    """A table as its type; ConfigurationError names ``where``, the key and the value of the first fault."""
     try:
         return kind.model_validate(values, context=context)
     except ValidationError as error:
@@ -364,11 +359,8 @@ class Registry:
     ) -> "Registry":
         """A registry of one model, for a folder given on the command line.
 
-        Args:
-            target: the folder; its name, made to fit, is the model's.
-            drafter: as ``--drafter`` has it; None: the shipped one for the shipped target, none for others.
-            channel: the default channel; None: native.
-            settings: block, dtype, quantize and context of its `ModelEntry`.
+        ``drafter`` as ``--drafter`` has it; None: the shipped one for the shipped target, none for others.
+        ``settings``: block, dtype, quantize and context of its `ModelEntry`.
         """
         source = None if drafter in (None, "none") else Source(path=drafter)
         if drafter is None and target.resolve() == SHIPPED_TARGET.resolve():
@@ -525,12 +517,7 @@ def variable_of(folder: str) -> str:
 
 
 def locate(entry: ModelEntry, places: Places) -> Located:
-    """Find the files of an entry, without the network.
-
-    Raises:
-        ConfigurationError: a variable of the environment names a folder that is not there.
-        ModelNotHere: a part is in none of its places; the message lists them and says what to do.
-    """
+    """Find the files of an entry, without the network; ModelNotHere if a part is in none of its places."""
     target = Path(_found(entry, "target", entry.target, places))
     if entry.drafter is None:
         return Located(entry, target, None)
@@ -539,12 +526,7 @@ def locate(entry: ModelEntry, places: Places) -> Located:
 
 
 def fetch(entry: ModelEntry, places: Places) -> Located:
-    """Download what of an entry people have not put here, completing broken-off downloads; then find it all.
-
-    Raises:
-        ModelNotHere: a part is not here, and no repository is named.
-        ModelError: the hub cannot be reached, refuses, or does not have it.
-    """
+    """Download what of an entry people have not put here, completing broken-off downloads; then locate it."""
     from huggingface_hub import snapshot_download
 
     for source in (entry.target, entry.drafter):
@@ -586,13 +568,7 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
 
 
 def check_located(located: Located) -> None:
-    """Compare the configurations on this machine with each other and with the entry.
-
-    Raises:
-        ModelError: a configuration cannot be read, or is of another model than the entry says.
-        DrafterMismatchError: the drafter was not made for the target.
-        ConfigurationError: a channel that the entry offers does not fit the target's heads or layers.
-    """
+    """Refuse configurations on this machine that fit neither each other, the entry, nor its channels."""
     entry, model = located.entry, _unloaded(located.target)
     target = Target(model)
     dims = opened(located.target, "config.json", partial(_head_dims, model), verb="run")
