@@ -40,13 +40,6 @@ def next_token(logits: mx.array, sampler: Sampler | None) -> mx.array:
     return likeliest(logits) if sampler is None else sampler.draw(sampler.distribution(logits))
 
 
-def pack(draft: Draft, logits: mx.array, sampler: Sampler | None) -> mx.array:
-    """Everything the host needs of a round, as one array: see `pack_greedy`."""
-    if sampler is None:
-        return pack_greedy(draft.tokens, logits)
-    return pack_sampled(draft, logits, sampler)
-
-
 def pack_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
     """Everything the host needs of a greedy round, as one array, so that one transfer suffices.
 
@@ -158,7 +151,10 @@ class TokenSelector:
         if before:
             rows = [self._processed(logits[i : i + 1], tokens) for i, tokens in enumerate(before)]
             logits = mx.concatenate(rows)
-        packed = pack(draft, logits, self.sampler)
+        if self.sampler is None:
+            packed = pack_greedy(draft.tokens, logits)
+        else:
+            packed = pack_sampled(draft, logits, self.sampler)
         return self._recorded(packed, packed[1:], logits)
 
     def records(self, tokens: Sequence[int], numbers: Sequence[int]) -> tuple[TokenLogprob, ...] | None:

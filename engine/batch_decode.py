@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.acceptance import Acceptance, next_token, pack, unpack
+from engine.acceptance import Acceptance, next_token, pack_greedy, pack_sampled, unpack
 from engine.cache.batch import BatchTransaction, merge, refuse_single
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.stats import KVUse, kept_positions, kv_use
@@ -88,10 +88,6 @@ def decode_together(
 
     Yields:
         The first token of each sequence when it is known, by itself; then what every sequence of a round got.
-
-    Raises:
-        PromptError, ConfigurationError: a request makes no sense, or there is none.
-        ModelError: sequences of this model cannot be decoded together.
     """
     if not requests:
         raise ConfigurationError("there is nothing to decode")
@@ -167,6 +163,11 @@ class _Sequence:
             return NOTHING
         return self.drafter.propose(self.bonus, count, self.request.sampler)
 
+    def pack(self, draft: Draft, logits: mx.array) -> mx.array:
+        """Acceptance of its drafts by logits [B, V], int32 [1 + B], see `engine.acceptance`."""
+        sampler = self.request.sampler
+        return pack_sampled(draft, logits, sampler) if sampler else pack_greedy(draft.tokens, logits)
+
     def observe(self, tokens: tuple[int, ...], rows: mx.array | None) -> None:
         """Tokens were committed; hidden states [1, at least their number, K·hidden]."""
         if self.drafter is not None:
@@ -217,7 +218,6 @@ class _Batch:
         self._rounds = 0
 
     def run(self) -> Iterator[tuple[Emitted, ...]]:
-        """Rounds until every sequence has ended."""
         with self.transaction.guarded():
             self._plan()
             while self.sequences:
@@ -227,7 +227,6 @@ class _Batch:
                     yield from self._plain_steps()
 
     def _plan(self) -> None:
-        """Choose the next block and start drafting it."""
         self._block, self._silent = 1, False
         if not self.sequences:
             return
@@ -248,7 +247,7 @@ class _Batch:
         logits, rows = self._forward(mx.concatenate([self._bonuses(), filled], axis=1))  # [S, B, V]
         packed = mx.concatenate(
             [
-                pack(draft, logits[row, : 1 + len(draft)], each.request.sampler)
+                each.pack(draft, logits[row, : 1 + len(draft)])
                 for row, (each, draft) in enumerate(zip(sequences, drafts, strict=True))
             ]
         )
@@ -331,7 +330,6 @@ class _Batch:
         self.draft_length.record(block, whole[self._rounds % len(whole)].accepted, seconds)
 
     def _emitted(self, steps: Sequence[Step]) -> tuple[Emitted, ...]:
-        """The steps of a round, as they are handed out."""
         self._rounds += 1
         if self._rounds % CLEAR_EVERY == 0:
             mx.clear_cache()

@@ -75,11 +75,7 @@ def check_request(prompt: Sequence[int], max_tokens: int) -> None:
 
 
 def default_draft_length(drafter: Drafter | None, chosen: DraftLength | None) -> DraftLength:
-    """What chooses the blocks: by default the drafter's own block, 1 without a drafter.
-
-    Raises:
-        ConfigurationError: a block without a drafter.
-    """
+    """What chooses the blocks: by default the drafter's own block, 1 without a drafter."""
     draft_length = chosen or FixedDraftLength(drafter.block_size if drafter else 1)
     if drafter is None and draft_length.largest > 1:
         raise ConfigurationError(f"a block of {draft_length.largest} needs a drafter")

@@ -68,11 +68,7 @@ class Runtime:
 
 
 def prepare() -> Runtime:
-    """Settle how mlx runs. On the CPU without a C++ compiler, kernels are left unfused instead of failing.
-
-    Raises:
-        ConfigurationError: ``KAKEYA_BLAS`` holds an unknown value.
-    """
+    """Settle how mlx runs. On the CPU without a C++ compiler, kernels are left unfused instead of failing."""
     blas = load_fast_blas()
     import mlx.core as mx
 
@@ -91,9 +87,6 @@ def load_fast_blas() -> Blas:
 
     Call it before the first import of mlx. ``KAKEYA_BLAS=reference`` keeps the bundled library; unset, empty
     or ``auto`` look for a fast one.
-
-    Raises:
-        ConfigurationError: ``KAKEYA_BLAS`` holds an unknown value.
     """
     choice = os.environ.get(SWITCH, "").strip().lower() or "auto"
     if choice not in ("auto", "reference"):

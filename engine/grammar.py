@@ -47,12 +47,7 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        """Read mlx-lm's wrapper of a fast tokenizer; rows of the head without a token are never allowed.
-
-        Raises:
-            ConfigurationError: the tokenizer is of another kind, has more tokens than the model, or none
-                that ends a text.
-        """
+        """Read mlx-lm's wrapper of a fast tokenizer; rows of the head without a token are never allowed."""
         self.ends = tuple(sorted(tokenizer.eos_token_ids))
         with wrap_errors(_refuse_tokenizer):
             self._tokenizer = from_tokenizer(tokenizer._tokenizer, vocab_size, list(self.ends))

@@ -31,11 +31,7 @@ class Logprobs:
     """The records of rows of logits, to one array and back."""
 
     def __init__(self, count: int, vocabulary: int) -> None:
-        """Record the ``count`` likeliest of ``vocabulary`` tokens with each emitted one.
-
-        Raises:
-            ConfigurationError: ``count`` is not from 0 to `MOST`.
-        """
+        """Record the ``count`` likeliest of ``vocabulary`` tokens with each emitted one."""
         if not 0 <= count <= MOST:
             raise ConfigurationError(f"logprobs must be from 0 to {MOST}, not {count}")
         self._count = min(count, vocabulary)

@@ -55,11 +55,6 @@ class Session:
             compiled: run short blocks through compiled graphs where the model allows it.
             policy: which keys and values are kept, and how.
             restoration: where a restored policy gets keys and values from.
-
-        Raises:
-            ModelError: speculation cannot be undone on a cache of the model, or its attention cannot read
-                what the policy keeps.
-            ConfigurationError: the policy applies to no layer of this model.
         """
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # identifies the continuation that uses the session
@@ -246,6 +241,5 @@ class Session:
 
 
 def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common beginning."""
     shorter = min(len(left), len(right))
     return next((index for index in range(shorter) if left[index] != right[index]), shorter)

@@ -13,11 +13,7 @@ class Stops:
     def __init__(
         self, tokens: Collection[int] = (), texts: Sequence[str] = (), tokenizer: Any | None = None
     ) -> None:
-        """End at any of ``tokens``, or where the generated text holds one of ``texts``.
-
-        Raises:
-            ConfigurationError: a stop string is empty, or there is no tokenizer to find it with.
-        """
+        """End at any of ``tokens``, or where the generated text holds one of ``texts``."""
         if not all(texts):
             raise ConfigurationError("a stop string must not be empty")
         if texts and tokenizer is None:
@@ -58,6 +54,5 @@ class Stops:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

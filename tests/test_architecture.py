@@ -104,15 +104,26 @@ def test_halves_are_independent_and_only_engine_imports_arrays(package: str, for
     assert not found
 
 
+def test_product_code_does_not_depend_on_evaluation():
+    measuring = ("engine/evaluation/", "engine/verification/", "engine/cli/")
+    found = [
+        f"{file}: {name}"
+        for file, name in imports("engine")
+        if under(name, "engine.evaluation") and not file.startswith(measuring)
+    ]
+    assert not found
+
+
 def test_the_format_imports_the_standard_library_and_pydantic_alone():
     allowed = {*sys.stdlib_module_names, "pydantic", "pydantic_core", "evidence_format"}
     assert {name.partition(".")[0] for _, name in imports("evidence_format")} <= allowed
 
 
-def test_a_public_class_of_the_bridge_has_a_name_of_its_own():
+@pytest.mark.parametrize("package", ["bridge", "engine"])
+def test_a_public_class_has_a_name_of_its_own(package: str):
     """A name in a message or a trace leads to one definition."""
     places: dict[str, list[str]] = {}
-    for file, tree in sources("bridge"):
+    for file, tree in sources(package):
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(f"{file}:{node.lineno}")

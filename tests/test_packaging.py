@@ -51,6 +51,13 @@ def test_every_command_exists(name: str):
     assert name in PROJECT["scripts"]
 
 
+def test_a_wheel_holds_the_product_and_none_of_the_maintainers_tools():
+    targets = PYPROJECT["tool"]["hatch"]["build"]["targets"]
+    packages = ["bridge", "engine", "evidence_format"]
+    assert targets["wheel"]["packages"] == packages
+    assert targets["sdist"]["include"] == [*packages, "README.md", "LICENSE", "CHANGELOG.md"]
+
+
 def test_the_shipped_pair_is_small_and_is_what_its_digests_say():
     folder = ROOT / "engine" / "models" / "demo"
     digests = json.loads((folder / "DIGESTS.json").read_text(encoding="utf-8"))

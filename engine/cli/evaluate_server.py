@@ -8,36 +8,33 @@ from typing import Any
 import click
 
 from engine.cli.evaluation_options import set_options
-from engine.cli.options import report_options, take_request
+from engine.cli.options import PATH, option, report_options, take_request
 from engine.cli.reports import store
 
 
 @click.command("server")
 @set_options
-@click.option("--clients", type=int, default=4, show_default=True, help="Clients that ask at once.")
-@click.option(
-    "--registry", type=click.Path(path_type=Path), help="Serve these models [default: the shipped file]."
-)
+@option("--clients", "Clients that ask at once.", 4)
+@option("--registry", "Serve these models [default: the shipped file].", type=PATH)
 @click.option("--id", "model_id", metavar="NAME[@CHANNEL]", help="… and ask this one [default: its default].")
-@click.option("--model", type=click.Path(path_type=Path), help="Serve this folder instead of a registry.")
-@click.option("--drafter", help="With --model: what drafts, as generate takes it.")
+@option("--model", "Serve this folder instead of a registry.", type=PATH)
+@option("--drafter", "With --model: what drafts, as generate takes it.")
 @click.option("--kv", "channel", metavar="CHANNEL", help="The KV channel, as serve takes it.")
-@click.option("--quantize", metavar="BITS[,GROUP]", help="With --model: pack the weights on loading.")
-@click.option("--dtype", help="With --model: float32, float16 or bfloat16.")
-@click.option("--block", default="auto", show_default=True, help="Tokens a verify forward, or auto.")
-@click.option("--prefill-chunk", type=int, default=512, show_default=True, help="Prompt tokens a forward.")
+@option("--quantize", "With --model: pack the weights on loading.", metavar="BITS[,GROUP]")
+@option("--dtype", "With --model: float32, float16 or bfloat16.")
+@option("--block", "Tokens a verify forward, or auto.", "auto")
+@option("--prefill-chunk", "Prompt tokens a forward.", 512)
 @click.option("--chat", is_flag=True, help="Send texts as a user's turn of a conversation.")
-@click.option(
+@option(
     "--thinking",
+    "Tell the chat template whether to reason; refused where it has no such switch.",
+    "default",
     type=click.Choice(["default", "on", "off"]),
-    default="default",
-    show_default=True,
-    help="Tell the chat template whether to reason; refused where it has no such switch.",
 )
-@click.option(
+@option(
     "--transport",
+    "A port of 127.0.0.1, or a Unix socket [default: the first that may be used here].",
     type=click.Choice(["tcp", "unix"]),
-    help="A port of 127.0.0.1, or a Unix socket [default: the first that may be used here].",
 )
 @report_options
 def server(as_json: bool, report_path: Path | None, **values: Any) -> None:

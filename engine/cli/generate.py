@@ -20,6 +20,11 @@ from engine.errors import GenerationError, PromptError
 LARGEST_PROMPT = 100_000_000  # characters of a file
 
 
+def _report_path(context: click.Context, option: click.Parameter, value: str | None) -> Path | str | None:
+    """None without --report, an empty text where it names no file, or the file."""
+    return value and click.Path(dir_okay=False, path_type=Path).convert(value, option, context)
+
+
 @click.command("generate")
 @click.argument("prompt", required=False)
 @click.option(
@@ -41,6 +46,7 @@ LARGEST_PROMPT = 100_000_000  # characters of a file
     is_flag=False,
     flag_value="",
     metavar="[PATH]",
+    callback=_report_path,
     help="Write an evidence report, to PATH or to a new file among the last reports.",
 )
 @binding_options
@@ -51,7 +57,7 @@ def command(
     chat: bool,
     text_only: bool,
     as_json: bool,
-    report_path: str | None,
+    report_path: Any,
     **values: Any,
 ) -> None:
     """Continue PROMPT; the tokens are those of plain decoding, or distributed like them when sampling.
@@ -103,9 +109,9 @@ def command(
         click.echo()
     if step.outcome is None:
         raise GenerationError("the text did not come to an end")
-    path = evaluation and store(
-        evaluation.report_row(content, tokens, step.outcome), Path(report_path) if report_path else None
-    )
+    path = None
+    if evaluation is not None:
+        path = store(evaluation.report_row(content, tokens, step.outcome), report_path or None)
     if text_only:
         return
     if not as_json:
@@ -115,7 +121,6 @@ def command(
 
 
 def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
-    """The figures of the JSON line."""
     return {
         "text": outcome.text,
         "finish_reason": outcome.finish,
@@ -135,7 +140,6 @@ def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
 
 
 def _summary(outcome: Any) -> str:
-    """The figures for people, on one line."""
     parts = [f"{len(outcome.tokens)} tokens ({outcome.finish})"]
     if outcome.decode_tokens_per_s is not None:
         parts.append(f"{outcome.decode_tokens_per_s:.1f} tok/s")

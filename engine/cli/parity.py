@@ -6,40 +6,37 @@ from typing import Any
 
 import click
 
-from engine.cli.options import report_options, take_request
+from engine.cli.options import PATH, option, report_options, take_request
 from engine.cli.reports import store
 from engine.errors import EngineError
 
 
 @click.command("parity")
-@click.option(
+@option(
     "--golden",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="A case (config.json, model.safetensors, golden.npz; or target, drafter, golden.npz), or a folder "
+    "A case (config.json, model.safetensors, golden.npz; or target, drafter, golden.npz), or a folder "
     "of cases.",
+    type=PATH,
+    metavar="DIR",
 )
 @click.option(
     "--target", is_flag=True, help="Compare verify forwards of the target with single-token forwards."
 )
-@click.option("--model", type=click.Path(path_type=Path), help="Folder of the target [default: shipped].")
-@click.option("--prompts", default="all", show_default=True, help="With --target: a set, or a file.")
-@click.option("--limit", type=int, default=2, show_default=True, help="… at most so many of each kind.")
-@click.option("--max-tokens", type=int, default=48, show_default=True, help="… tokens of each text.")
-@click.option("--prefill-chunk", type=int, default=2048, show_default=True, help="… prompt tokens a forward.")
-@click.option(
-    "--dtype",
-    help="Compute in float32, float16 or bfloat16 [default: float32; a target on Metal: as stored].",
+@option("--model", "Folder of the target [default: shipped].", type=PATH)
+@option("--prompts", "With --target: a set, or a file.", "all")
+@option("--limit", "… at most so many of each kind.", 2)
+@option("--max-tokens", "… tokens of each text.", 48)
+@option("--prefill-chunk", "… prompt tokens a forward.", 2048)
+@option(
+    "--dtype", "Compute in float32, float16 or bfloat16 [default: float32; a target on Metal: as stored]."
 )
-@click.option(
+@option(
     "--tolerance",
-    type=float,
-    help="Largest absolute difference of a hidden state or logit that passes [default: 1e-4 in float32, 0.25 "
+    "Largest absolute difference of a hidden state or logit that passes [default: 1e-4 in float32, 0.25 "
     "in float16, 1 in bfloat16; with a target in float32 1e-3].",
+    type=float,
 )
-@click.option(
-    "--reference", help="Name of the implementation behind --golden, for the report [default: as it says]."
-)
+@option("--reference", "Name of the implementation behind --golden, for the report [default: as it says].")
 @report_options
 def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
     """Compare a drafter with its published implementation, or our loop with plain decoding.
@@ -99,12 +96,12 @@ def kv() -> None:
 
 
 @kv.command("codec")
-@click.option(
+@option(
     "--golden",
-    type=click.Path(path_type=Path),
+    "An .npz of rows x_<D> and their stored round trips d4_q<Q>_<D>, e8_q<Q>_<D>.",
+    type=PATH,
     required=True,
     metavar="FILE",
-    help="An .npz of rows x_<D> and their stored round trips d4_q<Q>_<D>, e8_q<Q>_<D>.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the JSON line.")
 def codec(golden: Path, as_json: bool) -> None:

@@ -6,43 +6,35 @@ from typing import Any
 
 import click
 
-from engine.cli.options import binding_options, take_request
+from engine.cli.options import PATH, binding_options, option, take_request
 from engine.errors import EngineError
 
 SHOWN = 20
 
 
 @click.command("verify")
-@click.argument("report", type=click.Path(path_type=Path))
-@click.option("--sample", type=click.IntRange(1), default=6, show_default=True, help="Rows to draw.")
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**63 - 1),
-    help="Repeat a draw [default: from the system's random numbers].",
+@click.argument("report", type=PATH)
+@option("--sample", "Rows to draw.", 6, type=click.IntRange(1))
+@option(
+    "--seed", "Repeat a draw [default: from the system's random numbers].", type=click.IntRange(0, 2**63 - 1)
 )
-@click.option(
-    "--model",
-    type=click.Path(path_type=Path),
-    help="Folder of the target [default: found by the report's digest].",
-)
-@click.option("--drafter", type=click.Path(path_type=Path), help="… of the drafter.")
-@click.option("--projector", type=click.Path(path_type=Path), help="… of the projector.")
+@option("--model", "Folder of the target [default: found by the report's digest].", type=PATH)
+@option("--drafter", "… of the drafter.", type=PATH)
+@option("--projector", "… of the projector.", type=PATH)
 @click.option(
     "--among",
-    type=click.Path(path_type=Path),
+    type=PATH,
     multiple=True,
     metavar="FOLDER",
     help="Look here, too, for a model of any role (several times).",
 )
-@click.option(
+@option(
     "--prompts",
-    type=click.Path(path_type=Path),
+    "The file of prompts that the report was made with, if it was not a shipped set.",
+    type=PATH,
     metavar="FILE",
-    help="The file of prompts that the report was made with, if it was not a shipped set.",
 )
-@click.option(
-    "--record", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the record here."
-)
+@option("--record", "Write the record here.", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the record, as one JSON line.")
 @binding_options
 def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> None:

@@ -59,11 +59,11 @@ class Autoregressive(TextDrafter):
         self._before_bonus = 0  # … and the tokens fed before that in the same transaction
         self._forget_caches()
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - see `Drafter`
+    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
         """Keep of the last proposal what was confirmed, and note the tokens."""
         if self._drafts is not None:
             self._settle(self._drafts, tokens)
-        self._tokens.extend(tokens)
+        super().observe(tokens, taps)
 
     def rewind(self, count: int) -> bool:
         """Forget tokens; where the caches cannot go back, the next proposal reads the rest again."""
@@ -76,8 +76,7 @@ class Autoregressive(TextDrafter):
                 self._fed -= surplus
             else:
                 self._forget_caches()
-        del self._tokens[len(self._tokens) - count :]
-        return True
+        return super().rewind(count)
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """Draft up to ``count`` tokens, each given those before it, and q where a sampler drew them."""

@@ -1,9 +1,8 @@
 """What decoding asks of a drafter. The networks live in `engine.networks`, the kinds in `registry`."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -80,15 +79,22 @@ class Drafter(Protocol):
         """
 
 
-class TextDrafter(ABC):
+class TextDrafter:
     """A drafter that reads nothing but the tokens, and can go back to any length of the text."""
 
     tap_layers: tuple[int, ...] = ()
-    _tokens: Sized
+    _tokens: Any  # a list or an array of those observed, or what works like one
 
-    @abstractmethod
+    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - it needs none
+        """See `Drafter.observe`."""
+        self._tokens.extend(tokens)
+
     def rewind(self, count: int) -> bool:
-        """See `Drafter.rewind`."""
+        """See `Drafter.rewind`; it can wherever there are so many."""
+        length = len(self._tokens)
+        if count <= length:
+            del self._tokens[length - count :]
+        return count <= length
 
     def mark(self) -> Callable[[], None]:
         """See `Drafter.mark`."""

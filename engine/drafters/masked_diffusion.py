@@ -17,7 +17,7 @@ The folder's config.json may say how many masks, forwards and tokens of context 
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
@@ -85,17 +85,6 @@ class MaskedDiffusion(TextDrafter):
     def start(self) -> None:
         """Forget the sequence."""
         self._tokens = array("i")
-
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - see `Drafter`
-        """Note the tokens."""
-        self._tokens.extend(tokens)
-
-    def rewind(self, count: int) -> bool:
-        """Forget the last tokens; False where there are fewer."""
-        if count > len(self._tokens):
-            return False
-        del self._tokens[len(self._tokens) - count :]
-        return True
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
         """Fill ``count`` masks behind the bonus; the drafts are chosen, not drawn, also for a ``sampler``."""

@@ -150,7 +150,7 @@ class PromptLookup(TextDrafter):
         """Forget the sequence."""
         self._tokens = TokenIndex(self.shortest)
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - see `Drafter`
+    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - it needs none
         """Lengthen the text."""
         for token in tokens:
             self._tokens.append(token)

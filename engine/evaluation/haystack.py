@@ -14,10 +14,10 @@ from random import Random
 from typing import Any
 
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.haystack_text import HELD_OUT, Fact, draw_facts, filler, generator
 from engine.evaluation.measure import BoundedSwitches, at_least
 from engine.evaluation.prompts import Needle, Prompt, load_prompts, tokens_of
 from engine.generate import ChatSwitches
+from engine.haystack_text import HELD_OUT, Fact, draw_facts, filler, generator
 
 GENERATED, SHIPPED, KIND = "generated", "retrieval", "retrieval"
 CONTEXT, DEPTHS, PER_DEPTH = 440, (0.0, 0.25, 0.5, 0.75, 1.0), 4

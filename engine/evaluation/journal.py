@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -142,7 +142,17 @@ class Journal:
         return whole
 
     def _continue(self, lines: bytes, fingerprint: Fingerprint) -> None:
-        head, *entries = self._read(lines)
+        entries: list[dict[str, Any]] = []
+        for number, line in enumerate(lines.split(b"\n")[:-1], 1):
+            digest, _, body = line.partition(b" ")
+            self._digest = _digest(self._digest, body)
+            if digest != self._digest.encode():
+                raise ConfigurationError(
+                    f"the journal {self.path} is damaged in line {number}; "
+                    "use --no-resume to delete it and start over"
+                )
+            entries.append(json.loads(body))
+        head, *entries = entries
         self._compare(head["fingerprint"], fingerprint)
         self._file.truncate(len(lines))  # drops an unfinished line, now that nothing is refused any more
         self.started = datetime.fromisoformat(head["started_at"])
@@ -153,18 +163,6 @@ class Journal:
                 self.kept.clear()
             else:
                 self.kept.append(Entry(**entry))
-
-    def _read(self, lines: bytes) -> Iterator[dict[str, Any]]:
-        for number, line in enumerate(lines.split(b"\n")[:-1], 1):
-            digest, _, body = line.partition(b" ")
-            self._digest = _digest(self._digest, body)
-            if digest != self._digest.encode():
-                raise ConfigurationError(
-                    f"the journal {self.path} is damaged in line {number}; "
-                    "use --no-resume to delete it and start over"
-                )
-            entry: dict[str, Any] = json.loads(body)
-            yield entry
 
     def _compare(self, found: dict[str, Any], wanted: Fingerprint) -> None:
         differing = [

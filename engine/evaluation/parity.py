@@ -23,7 +23,7 @@ their tokens are. Stored outputs are float32; ours are computed in float32, or i
 that costs.
 
 A target is compared with itself: what mlx-lm's `generate_step` makes of prompts is run again in rounds of
-several block lengths, some of which keep only a part of their block, so that what is rolled back is in the
+several block lengths. Some keep only a part of their block, so that what is rolled back is in the
 figures; the reference are forwards of one token on the caches mlx-lm makes for itself.
 """
 

@@ -41,6 +41,7 @@ LONG = 512  # tokens of an answer that is left before its end
 SEEN = 3  # events of a stream before its client goes
 PATIENCE_S, POLL_S = 30.0, 0.05
 PROMPT_FIELDS = ("messages", "chat_template_kwargs", "prompt")
+SHOWN = ("requests_active", "requests_admitted", "sessions_idle", "kv_cache_bytes")
 SLACK = 2**20  # bytes: kept graphs and small change
 
 
@@ -105,7 +106,8 @@ class Examinee:
             if met(found := ServerMetrics(str(reply.body))):
                 return found
             if monotonic() > until:
-                raise ServerFault(f"after {PATIENCE_S:.0f} s still not {what}: {found}")
+                figures = ", ".join(f"{name} {found[name]:,.0f}" for name in SHOWN)
+                raise ServerFault(f"after {PATIENCE_S:.0f} s still not {what}: {figures}")
             sleep(POLL_S)
 
     def wait_until_empty(self) -> "ServerMetrics":
@@ -137,13 +139,6 @@ class ServerMetrics:
     def quiet(self) -> bool:
         """Whether no request is served, and no bytes are held for one."""
         return not (self["requests_active"] or self["requests_admitted"] or self.bytes_of("active"))
-
-    def __str__(self) -> str:
-        return (
-            f"{self['requests_active']:.0f} active, {self['requests_admitted']:.0f} admitted, "
-            f"{self['sessions_idle']:.0f} idle sessions, {self.bytes_of('active'):,.0f} bytes active, "
-            f"{self.bytes_of('idle'):,.0f} idle"
-        )
 
 
 def health(server: Examinee) -> None:

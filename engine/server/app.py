@@ -174,11 +174,7 @@ class AccessGuard:
             raise Refusal(415, "send the body as Content-Type: application/json", code="wrong_content_type")
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body.
-
-        Raises:
-            Refusal: it is too large, or too slow.
-        """
+        """Read the whole body; raise Refusal where it is too large, or too slow."""
         most, parts, size = self._rules.largest_body, list[bytes](), 0
         too_large = Refusal(
             413, f"the body has more than {most} bytes, the most this server takes", code="too_large"

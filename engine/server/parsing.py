@@ -53,15 +53,9 @@ class OutputParser:
         tools: Sequence[dict[str, Any]] = (),
         plain: bool = False,
     ) -> None:
-        """Begin.
+        """Begin in a `state` of the text machine, after the tokens of a prompt.
 
-        Args:
-            tokenizer: mlx-lm's wrapper.
-            stops: what ends the text; stop tokens have none, stop strings are cut off.
-            prompt: token ids that the answer continues.
-            state: of the text machine where the answer begins.
-            tools: as the template got them; parsers look up the types of arguments there.
-            plain: pass the text on as it is, marks included.
+        Parsers look up the types of arguments in `tools`; `plain` passes marks on as text.
         """
         self.stream = TextStream(tokenizer, stops, prompt)
         self.reasoning_tokens = 0

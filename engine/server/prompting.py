@@ -120,11 +120,7 @@ def _callable(request: ChatRequest, tools: Sequence[Tool]) -> list[Tool]:
 
 
 def _switches(request: ChatRequest, model: LoadedModel) -> Mapping[str, Any]:
-    """Switches of the template: the registry's, then the request's.
-
-    Raises:
-        Refusal: the template has no such switch.
-    """
+    """The template's switches: the registry's, then the request's."""
     effort, given = request.reasoning_effort, request.chat_template_kwargs or {}
     switches = dict(model.entry.chat_template_kwargs)
     if effort is not None:

@@ -149,11 +149,7 @@ class Scheduler:
         return self._thread.is_alive() and self._died is None
 
     def lease(self, entry: ModelEntry) -> ModelLease:
-        """Ask for a model; call `release` in any case, or `submit`.
-
-        Raises:
-            GenerationError: the thread has ended.
-        """
+        """Ask for a model; call `submit` or `release`; raise GenerationError after the thread's end."""
         lease = ModelLease(entry)
         lease.granted.set_running_or_notify_cancel()  # a caller that gives up cannot cancel it
         self._call(partial(self._leases.append, lease))

@@ -134,11 +134,7 @@ UNSUPPORTED_PATHS = re.compile(
 
 
 def refuse_unsupported(fields: Any) -> Any:
-    """Return a request's fields without those that ask for nothing.
-
-    Raises:
-        Refusal: 501, for the first field that asks for a feature this server lacks.
-    """
+    """Return a request's fields without those that ask for nothing; raise Refusal for unsupported ones."""
     if not isinstance(fields, Mapping):
         return fields
     for name, (defaults, what) in UNSUPPORTED.items():

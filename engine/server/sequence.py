@@ -94,17 +94,9 @@ def decode_in_session(
     why_off: str | None,
     fallback_from: str | None = None,
 ) -> Generator[Event]:
-    """Decode a request in a session of its target.
+    """Decode a request in a session of its target, `chunk` prompt positions a turn.
 
-    Args:
-        request: what to decode.
-        target: the session's.
-        session: may hold a part of the prompt already.
-        draft_length: chooses the blocks.
-        chunk: prompt positions a turn.
-        submitted: when the request came, by `perf_counter`.
-        why_off: why nothing will be drafted; None where something may be.
-        fallback_from: the external engine that cannot decode the request.
+    `submitted` is when the request came, by `perf_counter`; `why_off` says why nothing will be drafted.
     """
     started = perf_counter()
     drafter, total = session.drafter, len(request.prompt)
@@ -189,16 +181,7 @@ def decode_externally(
     drafter: str | None,
     submitted: float,
 ) -> Generator[Event]:
-    """Decode a request that `check_external_request` let pass, with the channel's caches in the engine.
-
-    Args:
-        request: what to decode.
-        target: the engine's.
-        engine: decodes.
-        caches: filled with the caches that the engine is given.
-        drafter: the engine's; None where it does not draft.
-        submitted: when the request came, by `perf_counter`.
-    """
+    """Decode a request that `check_external_request` let pass; fill `caches` with those handed over."""
     started, policy = perf_counter(), request.channel.policy
     first, finish, tokens = 0.0, None, list[int]()
     stops = Stops(target.stops, request.stop_texts, target.tokenizer)

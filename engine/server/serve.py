@@ -103,12 +103,7 @@ class ServerSettings:
 
 
 def check_registry(registry: Registry, places: Places) -> list[str]:
-    """Check the configurations of all models that are here; return a line for each model.
-
-    Raises:
-        ModelError: a configuration cannot be used, or a drafter belongs to another target.
-        ConfigurationError: a channel that is allowed does not go together with its model.
-    """
+    """Check the configurations of all models that are here; return a line for each; raise InputError."""
     lines = []
     for entry in registry.entries:
         try:
@@ -182,12 +177,7 @@ class HttpServer(uvicorn.Server):
 
 
 def serve(registry: Registry, settings: ServerSettings, ready: Callable[[str, int], None]) -> None:
-    """Serve until a signal stops it; `ready` gets address and port when requests are accepted.
-
-    Raises:
-        ConfigurationError: an option makes no sense, or the address cannot be listened on.
-        EngineError: the default model cannot be loaded.
-    """
+    """Serve until a signal stops it; `ready` gets address and port when requests are accepted."""
     settings.check()
     find = model_finder(Places.of_machine(), download=settings.download)
     with (
@@ -203,11 +193,7 @@ def serve(registry: Registry, settings: ServerSettings, ready: Callable[[str, in
 
 @contextmanager
 def running_server(registry: Registry, settings: ServerSettings, find: ModelFinder) -> Iterator[HttpServer]:
-    """Make a server that has its default model in memory; the caller runs it, and picks the socket.
-
-    Raises:
-        EngineError: the default model cannot be loaded.
-    """
+    """Make a server that has its default model in memory; the caller runs it, and picks the socket."""
     service, metrics = _service(registry, settings, find)
     scheduler = service.scheduler
     scheduler.start()
@@ -237,11 +223,7 @@ def openapi_document() -> dict[str, Any]:
 
 
 def preload(scheduler: Scheduler, registry: Registry) -> None:
-    """Load the default model, so that the first request does not wait for it.
-
-    Raises:
-        EngineError: it cannot be loaded.
-    """
+    """Load the default model, so that the first request does not wait for it; raise EngineError."""
     lease = scheduler.lease(registry.entry(registry.default))
     try:
         lease.granted.result()

@@ -88,11 +88,7 @@ class EventQueue:
         )
 
     async def next(self, seconds: float | None = None) -> list[Event]:
-        """Return the events there are, at least one; none after a timeout.
-
-        Raises:
-            EngineError: the request failed, and all events before that were returned.
-        """
+        """Return the events there are, none after a timeout; raise a failed request's error after them."""
         self._waiting = True
         try:
             await self._wait(lambda: bool(self._events), seconds)
@@ -134,11 +130,7 @@ class Service:
     async def job(
         self, request: AnyRequest, record: RequestRecord
     ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
-        """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it.
-
-        Raises:
-            Refusal: the request cannot be answered.
-        """
+        """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it."""
         channel = request.kv_channel
         known = self.registry.channels
         spelled = channel is not None and ":" in channel and len(channel) <= LONGEST_POLICY

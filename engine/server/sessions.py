@@ -138,12 +138,7 @@ class LoadedModel:
 
     @classmethod
     def load(cls, located: Located) -> "LoadedModel":
-        """Load the target and its default drafter.
-
-        Raises:
-            ModelError: a folder cannot be used.
-            ConfigurationError: the external engine does not go with the model.
-        """
+        """Load the target and its default drafter; raise InputError."""
         entry = located.entry
         target = load_target(located.target, entry.dtype, entry.quantize)
         fit_threads(target.target.hidden_size)

@@ -31,11 +31,7 @@ class CodedAttention:
     """Lets the attention of a model read codes until it is closed."""
 
     def __init__(self, model: Any) -> None:
-        """Install it in the modules of the model's layers.
-
-        Raises:
-            ModelError: no module of the model attends by the name we know.
-        """
+        """Install it in the modules of the model's layers."""
         self._modules = _attending(model)
         if not self._modules:
             raise ModelError(f"{type(model).__module__} has no attention that can read coded keys and values")
@@ -118,12 +114,7 @@ def _attending(model: Any) -> list[ModuleType]:
 
 
 def refuse_policy(model: Any, policy: KVPolicy, option: str = "--kv") -> None:
-    """Run a model's forward on a policy's caches without computing anything.
-
-    Raises:
-        ConfigurationError: the policy applies to no layer of the model, or its code to no head dimension.
-        ModelError: the model's attention does not go together with the policy's caches.
-    """
+    """Run a model's forward on a policy's caches without computing anything."""
     if policy.kind == NATIVE.kind:
         return
     caches = policy.new_caches(model, 1)

@@ -88,12 +88,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration mlx-lm has no model for, or that leaves sizes to be guessed.
-
-    Raises:
-        ModelError: ``model_type`` is missing or unknown, fields are missing (all are named), or a size is no
-            positive whole number.
-    """
+    """Refuse a configuration mlx-lm has no model for, or that leaves sizes to be guessed."""
     if config.get("model_type") is None:
         raise ModelError(f"{path}: model_type is missing")
     arguments = _arguments(path, config)
@@ -153,7 +148,6 @@ def _needs(arguments: Any, *, flat: bool) -> list[str]:
 
 
 def _arguments(path: Path, config: Mapping[str, Any]) -> Any:
-    """The class mlx-lm reads a configuration of this model_type into."""
     try:
         return _get_classes(dict(config))[1]
     except (ValueError, AttributeError, TypeError, ImportError):

@@ -115,13 +115,7 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
 
 
 def load_drafter(path: Path, target: Target, dtype: str | None = None) -> LoadedDrafter:
-    """Load the folder of a DFlash or DFlash 2 drafter and bind it to a target.
-
-    Raises:
-        ModelError: the folder cannot be used.
-        DrafterMismatchError: it was made for a target of another shape.
-        ConfigurationError: the dtype is unknown.
-    """
+    """Load the folder of a DFlash or DFlash 2 drafter and bind it to a target."""
     wanted = dtype_of(dtype)
     files = weight_files(path)
     config = read_json(path / "config.json")
@@ -141,9 +135,6 @@ def fill_network(
 
     ``quantization`` is as mlx-lm writes it into config.json: ``group_size``, ``bits``, ``mode``, and the same
     by name for matrices that differ; None for a network that is not packed.
-
-    Raises:
-        ModelError: a file cannot be read, or its names, shapes or types are not those of the network.
     """
     weights: dict[str, mx.array] = {}
     for file in files:
@@ -171,11 +162,7 @@ def opened(
     config: Mapping[str, Any] | None = None,
     verb: str = "loaded",
 ) -> Any:
-    """What other libraries make of a folder; whatever they raise is an error of the folder.
-
-    Raises:
-        ModelError: with their reason on one line, and the sizes ``config`` leaves unsaid.
-    """
+    """What other libraries make of a folder; whatever they raise is an error of the folder."""
 
     def refusal(reason: str) -> ModelError:
         text = text_part(config or {})
@@ -222,7 +209,6 @@ def cast_weights(model: Any, dtype: mx.Dtype) -> None:
 
 
 def _parameters(module: Any) -> dict[str, mx.array]:
-    """Every parameter by its dotted name."""
     return dict(tree_flatten(module.parameters()))
 
 

@@ -26,11 +26,7 @@ class HiddenStateHooks:
     """
 
     def __init__(self, layers: Sequence[Any], ids: Sequence[int]) -> None:
-        """Hook ``layers[i]`` for i in ``ids``.
-
-        Raises:
-            ModelError: there is no such layer.
-        """
+        """Hook ``layers[i]`` for i in ``ids``."""
         self.ids = tuple(ids)
         if odd := [index for index in self.ids if not 0 <= index < len(layers)]:
             raise ModelError(f"layer {odd[0]} cannot be tapped: the target has layers 0 to {len(layers) - 1}")
@@ -55,11 +51,7 @@ class HiddenStateHooks:
             self._collecting = False
 
     def take(self) -> mx.array:
-        """What the last collection recorded, [1, N, len(ids)·hidden]; forgets it.
-
-        Raises:
-            ModelError: a hooked layer did not run.
-        """
+        """What the last collection recorded, [1, N, len(ids)·hidden]; forgets it."""
         rows, self._rows = self._rows, {}
         parts = []
         for index, layer, call in zip(self.ids, self._layers, self._calls, strict=True):
@@ -86,11 +78,7 @@ class Target:
     """A loaded model. Holds no sequence state."""
 
     def __init__(self, model: Any) -> None:
-        """Wrap an mlx-lm model.
-
-        Raises:
-            ModelError: the model has no layers, token table or head where mlx-lm keeps them.
-        """
+        """Wrap an mlx-lm model."""
         self.model = model
         self.compiled: dict[Any, Any] = {}  # compiled forwards, kept by `engine.target.compiled`
         self._text = getattr(model, "language_model", model)  # the module that owns the head
@@ -108,11 +96,7 @@ class Target:
         self._scales: dict[mx.Dtype, mx.array | None] = {}  # of embeddings, by the table's type; None: 1
 
     def tap(self, ids: Sequence[int]) -> HiddenStateHooks:
-        """Hooks on layers; the caller closes them.
-
-        Raises:
-            ModelError: there is no such layer.
-        """
+        """Hooks on layers; the caller closes them."""
         return HiddenStateHooks(self.model.layers, ids)
 
     def forward(
@@ -130,11 +114,7 @@ class Target:
         return logits, hooks.take()
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """What the first layer receives for token ids [1, N]: [1, N, hidden], scaled as the model does it.
-
-        Raises:
-            ModelError: the model does more than scale the rows of its token table.
-        """
+        """What the first layer receives for token ids [1, N]: [1, N, hidden], scaled as the model does it."""
         rows: mx.array = self._core.embed_tokens(tokens)
         scale = self._scale(rows.dtype)
         return rows if scale is None else rows * scale
@@ -236,7 +216,6 @@ class _FirstLayerReached(Exception):
 
 
 def _first_layer_input(model: Any, tokens: mx.array) -> mx.array:
-    """Run the model's forward of [1, N] tokens up to its first layer."""
 
     def stop(_: Any, *args: Any, **kwargs: Any) -> None:
         arrays = [value for value in (*args, *kwargs.values()) if isinstance(value, mx.array)]

@@ -27,11 +27,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def parse_quantize(text: str) -> tuple[int, int]:
-    """Bits a weight and weights a group of a ``--quantize`` text.
-
-    Raises:
-        ConfigurationError: it is not BITS or BITS,GROUP with numbers that mlx has.
-    """
+    """Bits a weight and weights a group of a ``--quantize`` text."""
     if not (found := re.fullmatch(r"([0-9]{1,9})(?:,([0-9]{1,9}))?", text)):
         raise ConfigurationError(f"--quantize {text!r} is not BITS or BITS,GROUP; give, for example, 4,64")
     bits, group = int(found[1]), int(found[2] or DEFAULT_GROUP)
@@ -43,12 +39,7 @@ def parse_quantize(text: str) -> tuple[int, int]:
 
 
 def quantize_target(model: Any, text: str) -> None:
-    """Pack the weights of a model that mlx-lm has loaded, in place and not yet computed.
-
-    Raises:
-        ConfigurationError: the text is wrong, or the groups do not divide a matrix.
-        ModelError: the weights are packed already, or there is nothing to pack.
-    """
+    """Pack the weights of a model that mlx-lm has loaded, in place and not yet computed."""
     bits, group = parse_quantize(text)
     predicate = getattr(model, "quant_predicate", None) or (lambda _name, _module: True)
     chosen: dict[str, bool | dict[str, Any]] = {}
@@ -74,11 +65,7 @@ def _indivisible(text: str, name: str, columns: int, size: int) -> Configuration
 
 
 def check_packing(path: Path, quantization: Any) -> None:
-    """Check the ``quantization`` of a config.json as mlx-lm writes it, with its exceptions by matrix name.
-
-    Raises:
-        ModelError: it is no object, or a group size, a number of bits or a mode is not one mlx has.
-    """
+    """Check the ``quantization`` of a config.json as mlx-lm writes it, with its exceptions by matrix name."""
     if not isinstance(quantization, dict):
         raise ModelError(f"{path}: quantization is {quantization!r}, not an object")
     for name, known in (("group_size", STORED_GROUPS), ("bits", BITS), ("mode", MODES)):
@@ -92,11 +79,7 @@ def check_packing(path: Path, quantization: Any) -> None:
 
 
 def check_packed_shapes(path: Path, model: nn.Module, shapes: Shapes) -> None:
-    """Check that matrices a file holds packed have as many columns as those of the model, not yet packed.
-
-    Raises:
-        ModelError: one could not be unpacked to the columns the configuration asks for.
-    """
+    """Check that matrices a file holds packed have as many columns as those of the model, not yet packed."""
     for name, module in model.named_modules():  # type: ignore[no-untyped-call]
         weight, scales = shapes.get(f"{name}.weight"), shapes.get(f"{name}.scales")
         if not weight or not scales or not hasattr(module, "to_quantized"):

@@ -21,7 +21,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from engine.errors import ConfigurationError, EngineError
-from engine.evaluation.haystack_text import HELD_OUT, TRAIN, document_parts
+from engine.haystack_text import HELD_OUT, TRAIN, document_parts
 from engine.networks.projector import LayerShape, Projector, ProjectorConfig
 from engine.restoration.loading import features_of
 from engine.restoration.sites import sites_of

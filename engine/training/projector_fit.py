@@ -20,7 +20,7 @@ import mlx.optimizers as optim
 from engine.cache.policy import parse_policy
 from engine.device import read_float, read_token
 from engine.errors import ConfigurationError, EngineError
-from engine.evaluation.haystack_text import generator
+from engine.haystack_text import generator
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sources import LEARNED
 from engine.training.distillation import (

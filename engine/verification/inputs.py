@@ -275,7 +275,7 @@ PromptsById = dict[str, EncodedPrompt]
 def make_prompts(
     engine: Engine, settings: RunSettings, given: Path | None
 ) -> tuple[PromptsById, PromptsById]:
-    """Make a report's prompts again: as they are, and with their needles taken out.
+    """Make a report's prompts again: as they are, and without their needles.
 
     Raises:
         ConfigurationError: the report was made with a file and none is given, or its switches make no sense.

@@ -235,11 +235,17 @@ class _Replayer:
         """Check everything; return the rows that the models were run for."""
         self.findings.extend(self._check_without_model())
         rows = self._rows_to_run()
-        drawn = [row for row in rows if row.drawn]
-        for index, row in enumerate(drawn):
-            self._progress(index, len(rows), "replaying", row.name)
-            self._run(row)
-        self._run_others(rows[len(drawn) :], len(drawn), len(rows))
+        drawn, until, spent = sum(row.drawn for row in rows), 0.0, 0
+        for number, row in enumerate(rows):
+            if number == drawn:
+                until = monotonic() + EXTRA_S
+            self._progress(number, len(rows), "replaying", row.name)
+            if row.drawn or monotonic() < until:
+                self._run(row)
+            elif row.native and (row.text in self._gaps or spent < CHEAP):
+                if row.text not in self._gaps:
+                    spent += self._engine.target.card.parameters * row.sample.positions
+                row.gaps = self._native_gaps(row)
         seen = [row for row in rows if row.gaps is not None]
         for row in seen:
             if row.policy not in self._errors:
@@ -247,18 +253,16 @@ class _Replayer:
         if seen and NATIVE.spec not in self._errors:  # no policy rounds less
             native = replace(self._engine, policy=NATIVE, restoration=None)
             self._measure_rounding(replace(seen[0], engine=native))
-        records = []
-        for row in seen:
-            tokens, rounds = self._check_tokens(row, row.gaps or []), self._check_rounds(row)
-            records.append(
-                ReplayedRow(
-                    arm=row.arm.name,
-                    prompt_id=row.sample.prompt_id,
-                    drawn=row.drawn,
-                    tokens=tokens,
-                    rounds=rounds,
-                )
+        records = [
+            ReplayedRow(
+                arm=row.arm.name,
+                prompt_id=row.sample.prompt_id,
+                drawn=row.drawn,
+                tokens=self._check_tokens(row, row.gaps or []),
+                rounds=self._check_rounds(row),
             )
+            for row in seen
+        ]
         self.findings.extend(_check_all_rounds(records, seen))
         self._progress(len(rows), len(rows), "replayed", f"{len(seen)} rows")
         return records
@@ -310,19 +314,6 @@ class _Replayer:
             return plain.get(sample.prompt_id, sample.tokens) == sample.tokens
 
         return sorted(rows, key=lambda row: (not row.drawn, is_plain(row.sample)))
-
-    def _run_others(self, rows: Sequence[_Row], done: int, total: int) -> None:
-        """Rows that were not drawn, for a few seconds; then only tokens, of a small model."""
-        until, spent = monotonic() + EXTRA_S, 0
-        for number, row in enumerate(rows):
-            if monotonic() < until:
-                self._progress(done + number, total, "replaying", row.name)
-                self._run(row)
-            elif row.native and (row.text in self._gaps or spent < CHEAP):
-                self._progress(done + number, total, "looking at tokens", row.name)
-                if row.text not in self._gaps:
-                    spent += self._engine.target.card.parameters * row.sample.positions
-                row.gaps = self._native_gaps(row)
 
     def _run(self, row: _Row) -> None:
         """Run the models over a row; the first row drawn of an arm as it was run, whatever it was."""

@@ -1,4 +1,4 @@
-"""Sequences to decode together: models, prompts with their continuations, drafters and paces to try."""
+"""Sequences to decode together: models, prompts with continuations, drafters and draft lengths to try."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine.random_drafters import make
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "gemma4_text", "qwen3_5", "qwen3_next")
 SCRIPTED = "scripted"
 DRAFTERS = ("dflash", "prompt-lookup", "autoregressive", "prompt-lookup+dflash", SCRIPTED)
-PACES: dict[str, Callable[[], DraftLength]] = {
+CHOICES: dict[str, Callable[[], DraftLength]] = {
     **{f"block {block}": partial(FixedDraftLength, block) for block in (1, 2, 8)},
     "auto": partial(AdaptiveDraftLength, 8),
 }

@@ -17,11 +17,11 @@ from engine.target.loading import tokenizer_of
 from engine.target.model import Target
 from tests.engine import tiny
 from tests.engine.batches import (
+    CHOICES,
     COUNT,
     DRAFTERS,
     FAMILIES,
     LENGTHS,
-    PACES,
     SCRIPTED,
     Seams,
     Silent,
@@ -38,11 +38,11 @@ from tests.engine.batches import (
 
 
 @pytest.mark.sampled(56, 28)
-@pytest.mark.parametrize(("family", "kind", "draft_length"), mostly_slow(FAMILIES, DRAFTERS, PACES))
+@pytest.mark.parametrize(("family", "kind", "draft_length"), mostly_slow(FAMILIES, DRAFTERS, CHOICES))
 def test_every_sequence_gets_the_tokens_it_gets_alone(family: str, kind: str, draft_length: str):
     before = classes_of(target_of(family).model)
     requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
-    found = run(family, kind, PACES[draft_length](), requests, chunk=5)
+    found = run(family, kind, CHOICES[draft_length](), requests, chunk=5)
     for length, steps in zip(LENGTHS, found, strict=True):
         assert tokens_of(steps) == plain(family, length), f"the prompt of {length}"
         assert [each.step.finish for each in steps] == [None] * (len(steps) - 1) + ["length"]
@@ -91,14 +91,14 @@ def test_the_limit_of_each_is_exact(family: str, draft_length: str):
         (18, 20, 21, 1),
     ):
         requests = [Request(prompt_of(length), count) for length, count in zip(LENGTHS, counts, strict=True)]
-        rounds = decode_together(target_of(family), drafter, requests, draft_length=PACES[draft_length]())
+        rounds = decode_together(target_of(family), drafter, requests, draft_length=CHOICES[draft_length]())
         for length, count, steps in zip(LENGTHS, counts, gather(rounds, 4), strict=True):
             assert tokens_of(steps) == plain(family, length)[:count]
             assert steps[-1].step.finish == "length"
 
 
 @pytest.mark.sampled(7, 1)
-@pytest.mark.parametrize(("family", "draft_length"), mostly_slow(FAMILIES, PACES))
+@pytest.mark.parametrize(("family", "draft_length"), mostly_slow(FAMILIES, CHOICES))
 def test_a_stop_token_ends_its_sequence_alone(family: str, draft_length: str):
     places = (0, 9, 17, 3)  # the first of them ends with its first token
     requests, expected = [], []
@@ -106,7 +106,7 @@ def test_a_stop_token_ends_its_sequence_alone(family: str, draft_length: str):
         truth = plain(family, length)
         requests.append(Request(prompt_of(length), COUNT, Stops({truth[place]})))
         expected.append(truth[: truth.index(truth[place]) + 1])
-    found = run(family, SCRIPTED, PACES[draft_length](), requests)
+    found = run(family, SCRIPTED, CHOICES[draft_length](), requests)
     assert [tokens_of(steps) for steps in found] == expected
     assert [steps[-1].step.finish for steps in found] == ["stop"] * 4
 
@@ -123,7 +123,7 @@ def test_a_stop_string_ends_its_sequence_alone(tmp_path: Path, draft_length: str
         return Request(prompt_of(length), COUNT, Stops((), (readable[0],), tokenizer))
 
     requests = [request(length, plain(family, length)) for length in LENGTHS]
-    found = run(family, SCRIPTED, PACES[draft_length](), requests)
+    found = run(family, SCRIPTED, CHOICES[draft_length](), requests)
     for length, steps in zip(LENGTHS, found, strict=True):
         one = request(length, plain(family, length))
         alone = decode(target_of(family), None, one.prompt, max_tokens=COUNT, stops=one.stops)

@@ -13,9 +13,9 @@ from engine.batch_decode import Request, decode_together
 from engine.draft_length import FixedDraftLength
 from tests.engine import tiny
 from tests.engine.batches import (
+    CHOICES,
     COUNT,
     LENGTHS,
-    PACES,
     SCRIPTED,
     classes_of,
     drafter_of,
@@ -38,13 +38,13 @@ def test_whoever_stops_listening_leaves_the_model_as_it_was(family: str, draft_l
     requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
     for rounds_taken in (1, 4, 5, 6):
         rounds = decode_together(
-            target, drafter_of("dflash", family), requests, draft_length=PACES[draft_length]()
+            target, drafter_of("dflash", family), requests, draft_length=CHOICES[draft_length]()
         )
         for _ in range(rounds_taken):
             next(rounds)
         rounds.close()
         assert classes_of(target.model) == before, f"after {rounds_taken} yields"
-    found = run(family, "dflash", PACES[draft_length](), requests)
+    found = run(family, "dflash", CHOICES[draft_length](), requests)
     assert [tokens_of(steps) for steps in found] == [plain(family, length) for length in LENGTHS]
 
 
@@ -57,7 +57,7 @@ def test_an_exception_in_a_round_leaves_the_model_as_it_was(family: str, draft_l
     requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
     for rounds_taken in (2, 4, 5):  # before a prompt, before a round, between rounds
         rounds = decode_together(
-            target, drafter_of("dflash", family), requests, draft_length=PACES[draft_length]()
+            target, drafter_of("dflash", family), requests, draft_length=CHOICES[draft_length]()
         )
         for _ in range(rounds_taken):
             next(rounds)
@@ -65,11 +65,11 @@ def test_an_exception_in_a_round_leaves_the_model_as_it_was(family: str, draft_l
         with failing(layer), pytest.raises(RuntimeError):
             list(rounds)
         assert classes_of(target.model) == before, f"after {rounds_taken} yields"
-    assert tokens_of(run(family, "dflash", PACES[draft_length](), requests)[1]) == plain(family, LENGTHS[1])
+    assert tokens_of(run(family, "dflash", CHOICES[draft_length](), requests)[1]) == plain(family, LENGTHS[1])
 
 
 @pytest.mark.slow
-def test_a_generator_nobody_finishes_gives_the_model_back():
+def test_an_unfinished_generator_gives_the_model_back():
     target = target_of("qwen3_5")
     before = classes_of(target.model)
     rounds = decode_together(

@@ -1,4 +1,4 @@
-"""Log-probabilities beside the tokens are a plain forward's, whatever is drafted and where it is cut."""
+"""Log-probabilities of the tokens are a plain forward's, whatever is drafted and where it is cut."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.engine.waits import Log, transfers
 PROMPT = [7, 8, 9, 50, 7, 8, 60, 70, 9, 50, 7]
 COUNT, TOP = 30, 4
 DRAFTED = ("llama", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5")
-PACES: dict[str, Callable[[], Any]] = {
+CHOICES: dict[str, Callable[[], Any]] = {
     "plain": lambda: FixedDraftLength(1),
     "blocks": lambda: FixedDraftLength(6),
     "seams": lambda: Alternating(3),
@@ -71,7 +71,7 @@ def run(family: str, drafter: Any, **more: Any) -> list[Step]:
 
 @pytest.mark.sampled(10, 8)
 @pytest.mark.parametrize("name", [None, "all"])
-@pytest.mark.parametrize("draft_length", PACES)
+@pytest.mark.parametrize("draft_length", CHOICES)
 @pytest.mark.parametrize("family", DRAFTED)
 def test_each_token_has_the_log_probability_of_a_plain_forward(
     family: str, draft_length: str, name: str | None
@@ -83,15 +83,15 @@ def test_each_token_has_the_log_probability_of_a_plain_forward(
         for token in step.tokens
     ]
     drafter = tiny.ScriptedDrafter(PROMPT + truth, 0.3)
-    steps = run(family, drafter, draft_length=PACES[draft_length](), processors=processors)
+    steps = run(family, drafter, draft_length=CHOICES[draft_length](), processors=processors)
     assert [token for step in steps for token in step.tokens] == truth
     assert_plain(steps, family, processors)
 
 
-@pytest.mark.parametrize("draft_length", PACES)
+@pytest.mark.parametrize("draft_length", CHOICES)
 def test_drawn_tokens_have_the_log_probability_before_temperature_and_filters(draft_length: str):
     sampler = Sampler(Sampling(temperature=0.5, top_p=0.9, seed=4))
-    assert_plain(run("llama", PromptLookup(), draft_length=PACES[draft_length](), sampler=sampler), "llama")
+    assert_plain(run("llama", PromptLookup(), draft_length=CHOICES[draft_length](), sampler=sampler), "llama")
 
 
 @pytest.mark.parametrize("position", [0, 2, 5, 9])
@@ -125,7 +125,7 @@ def test_they_come_with_the_rounds_one_transfer(draft_length: str, monkeypatch: 
         PROMPT,
         max_tokens=COUNT,
         logprobs=TOP,
-        draft_length=PACES[draft_length](),
+        draft_length=CHOICES[draft_length](),
     )
     next(steps)
     log.take()

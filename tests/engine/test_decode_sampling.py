@@ -147,7 +147,7 @@ class Seams(DraftLength):
         pass
 
 
-PACES: dict[str, Callable[[], DraftLength]] = {
+CHOICES: dict[str, Callable[[], DraftLength]] = {
     **{f"block {block}": partial(FixedDraftLength, block) for block in (2, 3, 4)},
     "plain": partial(FixedDraftLength, 1),
     "auto": partial(AdaptiveDraftLength, 4, (2, 3, 4), nominal=True),
@@ -167,7 +167,7 @@ def triples(
     """The first three tokens after PROMPT, drawn again and again in one session."""
     target = small()
     sampler = Sampler(Sampling(**{**vars(sampling), "seed": seed}))
-    drawn, blocks = [], PACES[draft_length]()
+    drawn, blocks = [], CHOICES[draft_length]()
     with Session(target, (DRAFTERS | OF_PROMPT)[kind](target), headroom=4) as session:
         for _ in range(draws):
             tokens: list[int] = []
@@ -282,7 +282,7 @@ def residual_from_p(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.arra
     return mx.concatenate([packed[:1], mx.where(rows == packed[0], following, packed[1:])])
 
 
-def anew_after_inequality(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
+def drawn_again_after_inequality(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
     """Wrong: drafts are taken where they equal a draw of the target, and else the target draws once more."""
     p = sampler.distribution(logits)
     hits = (sampler.draw(p[: len(draft)]) == draft.tokens).astype(mx.int32)
@@ -313,7 +313,7 @@ def accept_too_often(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.arr
     [
         (residual_from_p, "dflash", HOT, DRAWS),
         (accept_all, "dflash", HOT, DRAWS),
-        (anew_after_inequality, "dflash", HOT, DRAWS),
+        (drawn_again_after_inequality, "dflash", HOT, DRAWS),
         (accept_too_often, "certain", COLD, MORE_DRAWS),
     ],
 )
@@ -349,7 +349,14 @@ def text(
     """One long text after PROMPT."""
     sampler = Sampler(Sampling(**{**vars(sampling), "seed": seed}))
     return list(
-        decode(target, drafter, PROMPT, max_tokens=count, draft_length=PACES[draft_length](), sampler=sampler)
+        decode(
+            target,
+            drafter,
+            PROMPT,
+            max_tokens=count,
+            draft_length=CHOICES[draft_length](),
+            sampler=sampler,
+        )
     )
 
 
@@ -415,7 +422,7 @@ def test_plain_decoding_draws_from_the_target_too():
     assert_every_token_is_drawn_from_the_target(steps, HOT, seed=3)
 
 
-EVERY = [(kind, draft_length) for kind in DRAFTERS for draft_length in PACES if draft_length != "plain"]
+EVERY = [(kind, draft_length) for kind in DRAFTERS for draft_length in CHOICES if draft_length != "plain"]
 
 
 @pytest.mark.sampled(0, 32)

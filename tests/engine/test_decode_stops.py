@@ -19,7 +19,7 @@ from engine.target.loading import SHIPPED_DRAFTER
 from tests.engine import tiny
 
 COUNT = 40
-PACES = {
+CHOICES = {
     "plain": partial(FixedDraftLength, 1),
     **{f"block {block}": partial(FixedDraftLength, block) for block in (3, 8, 16)},
     "auto": partial(AdaptiveDraftLength, 8, nominal=True),
@@ -92,12 +92,12 @@ def counting(shipped: Engine) -> Text:
 
 
 @pytest.mark.sampled(14, 3)
-@pytest.mark.parametrize("draft_length", PACES)
+@pytest.mark.parametrize("draft_length", CHOICES)
 @pytest.mark.parametrize("which", [0, 1], ids=["dflash", "prompt-lookup"])
 def test_the_text_ends_before_the_stop_string_wherever_it_lies(text: Text, draft_length: str, which: int):
     stops = [text.text[at : at + size] for size, at in [(1, 9), (3, 20), (9, 31), (25, 12), (4, 60)]]
     for stop in stops:
-        text.stopped([stop], PACES[draft_length](), which, COUNT)
+        text.stopped([stop], CHOICES[draft_length](), which, COUNT)
         assert text.shown == text.text[: text.text.index(stop)], stop
         assert text.emitted == text.tokens_until(stop), stop
         assert text.finish == "stop"
@@ -133,16 +133,16 @@ def test_the_limit_is_exact_before_at_and_after_a_stop_string(text: Text, draft_
     stop = text.text[40:46]
     needed = len(text.tokens_until(stop))
     for count in (needed - 1, needed, needed + 1):
-        text.stopped([stop], PACES[draft_length](), 0, count)
+        text.stopped([stop], CHOICES[draft_length](), 0, count)
         assert len(text.emitted) == min(count, needed)
         assert text.finish == ("length" if count < needed else "stop")
 
 
 @pytest.mark.sampled(0, 1)
-@pytest.mark.parametrize("draft_length", PACES)
+@pytest.mark.parametrize("draft_length", CHOICES)
 def test_a_stop_string_that_ends_in_a_space_ends_the_text_with_the_space(counting: Text, draft_length: str):
     for stop in (" ", ", ", "7, ", ", 6, 7, "):
-        counting.stopped([stop], PACES[draft_length](), 0, COUNT)
+        counting.stopped([stop], CHOICES[draft_length](), 0, COUNT)
         assert (counting.finish, counting.shown) == ("stop", counting.text[: counting.text.index(stop)])
         assert counting.emitted == counting.tokens_until(stop), "a token late"
         assert counting.tokenizer.decode(counting.emitted).endswith(stop)

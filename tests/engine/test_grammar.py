@@ -29,7 +29,7 @@ from tests.engine import tiny
 from tests.engine.server import by_heart
 from tests.engine.statistics import assert_drawn_from, joint_distribution
 from tests.engine.test_decode import Alternating
-from tests.engine.test_decode_sampling import DRAFTERS, PACES, PROMPT, small
+from tests.engine.test_decode_sampling import CHOICES, DRAFTERS, PROMPT, small
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "choice": {"enum": ["add", "remove", 17, None]},
@@ -306,16 +306,16 @@ def test_drawn_text_has_the_distribution_that_the_grammar_leaves(four_tokens: Vo
                 PROMPT,
                 max_tokens=3,
                 sampler=sampler,
-                draft_length=PACES["block 3"](),
+                draft_length=CHOICES["block 3"](),
                 session=session,
                 processors=[grammar.processor(len(PROMPT))],
             )
             drawn.append(tuple(tokens_of(list(steps))))
 
-    def anew(tokens: mx.array, logits: mx.array) -> mx.array:
+    def fresh_mask(tokens: mx.array, logits: mx.array) -> mx.array:
         return grammar.processor(len(PROMPT))(tokens, logits)
 
-    left = joint_distribution(target.model, PROMPT, sampling, processors=[anew])
+    left = joint_distribution(target.model, PROMPT, sampling, processors=[fresh_mask])
     assert_drawn_from(drawn, left)
     with pytest.raises(AssertionError):  # the grammar makes a difference that shows
         assert_drawn_from(drawn, joint_distribution(target.model, PROMPT, sampling))

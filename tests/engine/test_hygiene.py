@@ -1,4 +1,4 @@
-"""What a round costs beside its arithmetic: waits, transfers, forwards; and what it leaves at a yield."""
+"""What a round costs: waits, transfers, forwards; and what it leaves at a yield."""
 
 from __future__ import annotations
 

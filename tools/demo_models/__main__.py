@@ -61,7 +61,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.pass_obj
 def corpus(options: dict[str, Any], count: int) -> None:
     """Show documents of the training corpora with their lengths in tokens."""
-    from engine.evaluation.haystack_text import TRAIN, generator
+    from engine.haystack_text import TRAIN, generator
     from tools.demo_models.corpora import chat, retrieval
     from tools.demo_models.corpora.batches import program_document
     from tools.demo_models.corpora.document import text_of

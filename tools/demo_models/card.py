@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.evaluation.haystack_text import HELD_OUT
+from engine.haystack_text import HELD_OUT
 from tools.demo_models.corpora.chat import TOPICS
 from tools.demo_models.corpora.code import HELD_OUT_TEMPLATES, TRAINING_TEMPLATES
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.drafters.base import Drafter
 from engine.drafters.masked_diffusion import MaskedDiffusion
-from engine.evaluation.haystack_text import HELD_OUT, TRAIN, generator, held_out_two_piece_names
+from engine.haystack_text import HELD_OUT, TRAIN, generator, held_out_two_piece_names
 from engine.networks.mdlm import MaskedDiffusionModel
 from engine.target.model import Target
 from tools.demo_models import prompts as prompt_sets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from engine.evaluation.haystack_text import HELD_OUT, TRAIN
+from engine.haystack_text import HELD_OUT, TRAIN
 from engine.training.projector import FACTS
 from engine.training.projector_fit import DrawText
 from tools.demo_models.corpora import retrieval

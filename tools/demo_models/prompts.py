@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from engine.evaluation.haystack_text import HELD_OUT, TRAIN, Lexicon, generator
+from engine.haystack_text import HELD_OUT, TRAIN, Lexicon, generator
 from tools.demo_models.corpora import chat, code, retrieval
 from tools.demo_models.tokenizer import DemoTokenizer
 

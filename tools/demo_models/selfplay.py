@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.evaluation.haystack_text import TRAIN, Lexicon, generator
+from engine.haystack_text import TRAIN, Lexicon, generator
 from tools.demo_models.corpora import chat, retrieval
 from tools.demo_models.corpora.batches import encode, program_document
 from tools.demo_models.corpora.document import ANSWER

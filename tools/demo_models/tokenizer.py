@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from engine.evaluation.haystack_text import HELD_OUT, NAME_HEADS, NAME_TAILS, TRAIN, Fact, filler, generator
+from engine.haystack_text import HELD_OUT, NAME_HEADS, NAME_TAILS, TRAIN, Fact, filler, generator
 from tools.demo_models.corpora import chat, code
 from tools.demo_models.corpora.document import text_of
 

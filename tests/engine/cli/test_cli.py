@@ -159,6 +159,7 @@ def test_recall_and_probe_end_with_one_json_line(capsys, models: list[str], tmp_
     ("arguments", "message"),
     [
         (["generate"], "either PROMPT or --file"),
+        (["generate", "x", "--report", "/"], "'/' is a directory"),
         (["generate", "x", "--max-tokens", "0"], "--max-tokens must be at least 1"),
         (["generate", "x", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["generate", "--file", "/nowhere"], "/nowhere cannot be read"),

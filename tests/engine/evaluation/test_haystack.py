@@ -16,9 +16,9 @@ from engine.evaluation.haystack import (
     refuse_near,
     retrieval_prompts,
 )
-from engine.evaluation.haystack_text import HELD_OUT, TRAIN, held_out_two_piece_names
 from engine.evaluation.prompts import Prompt, load_prompts, tokens_of
 from engine.generate import ChatSwitches
+from engine.haystack_text import HELD_OUT, TRAIN, held_out_two_piece_names
 from engine.target.loading import SHIPPED_TARGET, load_target
 
 LONGEST = 26  # tokens of the longest sentence

@@ -154,7 +154,7 @@ def test_measuring_leaves_the_model_as_it_was():
 
 
 def remade(change: Any) -> Any:
-    """A llama of a family nobody knows: ``change`` is done to its embeddings."""
+    """A llama of an unknown family: ``change`` is done to its embeddings."""
     model = tiny.build("llama")
     core = type(model.model)
 

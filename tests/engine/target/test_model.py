@@ -1,4 +1,4 @@
-"""Tapping a target: exact rows, no class patched, nobody disturbed, everything restored."""
+"""Tapping a target: exact rows, no class patched, nothing disturbed, everything restored."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_closing_restores_the_model(gemma):
     assert isinstance(gemma.layers[1], kinds[1])
     one.close()
     one.close()
-    assert type(gemma.layers[1]) is not kinds[1]  # somebody still listens
+    assert type(gemma.layers[1]) is not kinds[1]  # another hook is still open
     other.close()
     assert [type(layer) for layer in gemma.layers] == kinds
     assert mx.array_equal(target.forward(TOKENS, [None] * 6, None)[0], logits).item()

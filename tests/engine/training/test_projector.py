@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.cache.policy import parse_policy
 from engine.errors import ConfigurationError, EngineError, ModelError
-from engine.evaluation.haystack_text import generator
+from engine.haystack_text import generator
 from engine.networks.projector import DrafterFeatures
 from engine.restoration.loading import load_learned
 from engine.restoration.session import RestorationPlan

@@ -10,6 +10,7 @@ import os
 import tarfile
 import tempfile
 import tomllib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +47,6 @@ def folder() -> Path:
             with tarfile.open(next(Path(place).glob("*.tar.gz"))) as packed:
                 members = [each for each in packed.getmembers() if Path(each.name).parts[1:2] == ("tests",)]
                 packed.extractall(place, members, filter="data")
-            if not kept.is_dir():  # another worker may have been faster
+            with suppress(OSError):  # another worker was faster
                 os.replace(next(Path(place).glob("*/tests")), kept)
     return kept

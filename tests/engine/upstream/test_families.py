@@ -23,12 +23,12 @@ from engine.errors import ModelError
 from engine.target.model import Target
 from tests.engine.upstream import mlx_lm_tests
 
-pytestmark = [pytest.mark.slow, pytest.mark.unsandboxed, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.unsandboxed, pytest.mark.timeout(900)]
 
 LARGE = 100_000_000  # parameters
-PREFILL, TEXT, BLOCK, KEPT = 4, 11, 4, 2  # tokens; of each block the first two are right
-# Of the spread of the logits: rounding is a tenth of that, a lost or extra position 1e-2 and more.
-EXACT = 1e-5
+PREFILL, TEXT, BLOCK, KEPT = 4, 9, 4, 2  # tokens; of each block the first two are right
+# Shares of the spread of the logits. On a CPU rounding stays below 1e-5, an extra position is 5e-2 or more.
+EXACT, WRONG = 1e-4, 1e-2
 
 # Without embed_tokens, layers and a head where mlx-lm usually keeps them, so that `Target` refuses them.
 REFUSED = {
@@ -172,5 +172,5 @@ def test_a_partly_wrong_block_leaves_what_plain_decoding_leaves(outcomes: dict[s
 
 def test_a_rollback_that_drops_nothing_fails_nearly_all_of_them(outcomes: dict[str, list[Outcome]]):
     played = {name: each.broken for name, models in outcomes.items() for each in models if not each.refusal}
-    unseen = {name for name, broken in played.items() if not broken > 100 * EXACT}
+    unseen = {name for name, broken in played.items() if not broken > WRONG}
     assert unseen == ZEROS | FORGETFUL

@@ -15,7 +15,7 @@ from engine.stops import Stops
 from tests.engine.tokenizers import ids, oracle
 from tests.engine.upstream.tokenizers import folder_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.unsandboxed, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.unsandboxed, pytest.mark.timeout(900)]
 
 TEXTS = (
     "def add(a, b):\n    return a + b  # 12345\n",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from engine.evaluation.haystack_text import (
+from engine.haystack_text import (
     HELD_OUT,
     NAME_HEADS,
     NAME_TAILS,

@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 
 import engine
-from engine.evaluation.haystack_text import HELD_OUT, TRAIN, Fact
+from engine.haystack_text import HELD_OUT, TRAIN, Fact
 from tests.tools.demo_models.test_corpora import HELD_OUT_PHRASINGS
 from tools.demo_models import card, demo_target, drafter, export, prompts, proposer
 from tools.demo_models.tokenizer import DemoTokenizer

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from engine.evaluation.haystack_text import HELD_OUT, TRAIN, Fact, generator
+from engine.haystack_text import HELD_OUT, TRAIN, Fact, generator
 from tools.demo_models import tokenizer
 from tools.demo_models.corpora import chat
 from tools.demo_models.corpora.document import text_of

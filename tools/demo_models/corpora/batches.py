@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.evaluation.haystack_text import TRAIN, Lexicon, generator
+from engine.haystack_text import TRAIN, Lexicon, generator
 from tools.demo_models.corpora import chat, code, retrieval
 from tools.demo_models.corpora.document import CONTEXT, NORMAL, Document, Piece
 from tools.demo_models.tokenizer import EOS, DemoTokenizer

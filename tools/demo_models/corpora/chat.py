@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from engine.evaluation.haystack_text import HELD_OUT, TRAIN, Lexicon, draw_facts, filler, words
+from engine.haystack_text import HELD_OUT, TRAIN, Lexicon, draw_facts, filler, words
 from tools.demo_models.corpora.code import draw_subject
 from tools.demo_models.corpora.document import ANSWER, CONTEXT, NORMAL, Document, Piece
 from tools.demo_models.corpora.lexicon import draw_nouns

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.evaluation.haystack_text import Lexicon
+from engine.haystack_text import Lexicon
 from tools.demo_models.corpora.lexicon import draw_fields, draw_nouns
 
 TYPES = ("int", "str", "float", "bool")

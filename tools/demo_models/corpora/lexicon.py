@@ -1,11 +1,11 @@
-"""More draws from the words of `engine.evaluation.haystack_text`, for programs and conversations."""
+"""More draws from the words of `engine.haystack_text`, for programs and conversations."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
-from engine.evaluation.haystack_text import TRAIN, Lexicon, pseudo_word
+from engine.haystack_text import TRAIN, Lexicon, pseudo_word
 
 # The same words, but mostly made-up ones: what a drafter needs to learn to copy words of several tokens.
 MADE_UP = replace(TRAIN, pseudo_rate=0.8)

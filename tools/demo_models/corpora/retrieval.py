@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.evaluation.haystack_text import (
+from engine.haystack_text import (
     HELD_OUT,
     Count,
     Fact,
