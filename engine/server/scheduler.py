@@ -97,7 +97,6 @@ class ActiveSequence:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values, and of the drafter's memory."""
         if self.cached is not None:
             return self.cached.nbytes
         return sum(int(cache.nbytes) for cache in self.caches)
@@ -131,7 +130,6 @@ class Scheduler:
     # --- for other threads -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -145,7 +143,6 @@ class Scheduler:
 
     @property
     def healthy(self) -> bool:
-        """Whether the thread is running."""
         return self._thread.is_alive() and self._died is None
 
     def lease(self, entry: ModelEntry) -> ModelLease:
@@ -163,17 +160,13 @@ class Scheduler:
         """Queue a request with a granted lease, which the thread releases when the request has ended.
 
         `deliver` is called in the engine's thread with each event; unless the job is cancelled, the last is
-        DecodeFinished or DecodeFailed.
-
-        Raises:
-            GenerationError: the thread has ended.
+        DecodeFinished or DecodeFailed. Raise GenerationError after the thread's end.
         """
         job = DecodeJob(request, lease, deliver)
         self._call(partial(self._waiting.append, job))
         return job
 
     def _call(self, call: Callable[[], None]) -> None:
-        """Let the thread call this."""
         with self._gate:
             if self._closed:
                 raise GenerationError("the engine's thread has ended")

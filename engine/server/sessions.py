@@ -54,7 +54,6 @@ class CachedSession:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its keys and values, and of its drafter's."""
         session, drafter = self.session, self.session.drafter
         caches = sum(int(cache.nbytes) for cache in session.caches) + session.mark_nbytes
         return caches + (drafter.nbytes if drafter is not None else 0)
@@ -86,7 +85,6 @@ class SessionCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all idle sessions."""
         return sum(cached.nbytes for cached in self._idle)
 
     def take(
@@ -113,7 +111,6 @@ class SessionCache:
             self._idle.pop(0).close()
 
     def expire(self, now: float) -> None:
-        """Close sessions that were not used for long."""
         self._close([cached for cached in self._idle if now - cached.used >= self._seconds])
 
     def close(self, model: str | None = None) -> None:
@@ -153,7 +150,6 @@ class LoadedModel:
 
     @property
     def entry(self) -> ModelEntry:
-        """The registry's entry."""
         return self.located.entry
 
     @property
@@ -169,7 +165,6 @@ class LoadedModel:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokens, as grammars need them."""
         return Vocabulary(self.target.tokenizer, self.target.target.vocab_size)
 
     @cached_property
@@ -242,7 +237,6 @@ class LoadedModel:
         return "the request asked for a block of 1" if request.block == 1 else None
 
     def key(self, request: DecodeRequest) -> SessionKey:
-        """Return the kind of session that a request needs."""
         return SessionKey(self.entry.name, request.channel.policy.spec, request.drafter, request.owner)
 
     def open_session(self, request: DecodeRequest) -> CachedSession:
