@@ -36,6 +36,7 @@ from engine.target.attention import CodedAttention, refuse_policy
 from engine.target.loading import LoadedTarget
 
 TRIAL_PROMPT, TRIAL_TOKENS = 6, 4
+MOST_POLICIES = 256  # whose obstacles are kept, because requests may spell out any number of policies
 
 
 class ExternalEngine:
@@ -81,6 +82,8 @@ class ExternalEngine:
                     self._try(policy, self.strategy)
                 except GenerationError as error:
                     reason = str(error)
+            if len(self._obstacles) >= MOST_POLICIES:
+                self._obstacles = {NATIVE.spec: None}
             self._obstacles[policy.spec] = reason
         return self._obstacles[policy.spec]
 

@@ -1,13 +1,4 @@
-"""The HTTP application: who may ask and how much, the routes, and errors as documents.
-
-    Host      of a server that listens on this machine alone: only this machine's names, so that a web page
-              whose name was bound to this address reaches nothing (421; Starlette's middleware says 400)
-    Origin    of a web page: refused unless it was allowed (CORS is off by default)
-    key       ``Authorization: Bearer KEY``, compared in constant time; /health needs none
-    body      JSON, of a bounded size whatever its header says, in a bounded time
-
-Each request gets a record, which is logged and counted when the request has ended.
-"""
+"""The HTTP application: who may ask and how much, the routes, and errors as documents."""
 
 import asyncio
 import hashlib
@@ -81,7 +72,7 @@ def digest(key: str) -> bytes:
 
 
 class AccessGuard:
-    """ASGI middleware that applies the rules, reads the body, and keeps the request's record."""
+    """ASGI middleware that applies the rules, reads the body, and logs and counts the request's record."""
 
     def __init__(self, app: App, rules: AccessRules, metrics: Metrics) -> None:
         self._app, self._rules, self._metrics = app, rules, metrics
@@ -123,8 +114,8 @@ class AccessGuard:
             self._metrics.count(record, route)
 
     def _check(self, record: RequestRecord, headers: Headers) -> None:
-        """Raise Refusal for a request that may not come in."""
         rules, path = self._rules, record.path
+        # so that a web page whose name was bound to this address reaches nothing; Starlette's own says 400
         host = PORT.sub("", headers.get("host", "")).lower()
         if rules.hosts and host not in rules.hosts:
             raise Refusal(
@@ -152,7 +143,6 @@ class AccessGuard:
             raise Refusal(415, "send the body as Content-Type: application/json", code="wrong_content_type")
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body; raise Refusal where it is too large, or too slow."""
         most, parts, size = self._rules.largest_body, list[bytes](), 0
         too_large = Refusal(
             413, f"the body has more than {most} bytes, the most this server takes", code="too_large"
@@ -392,7 +382,7 @@ def _add_error_handlers(api: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
-    """Make the refusal of a wrong body; of several errors, the one nested deepest."""
+    """Of several errors in a body, refuse the one nested deepest."""
     errors = error.errors()
     worst = max(errors, key=lambda each: len(_steps(each["loc"], error.body)))
     param = ".".join(_steps(worst["loc"], error.body)) or None

@@ -64,7 +64,6 @@ class ResponseBuilder(ABC):
         }
 
     def begin(self) -> Iterator[schema.Reply]:
-        """Yield the chunks before the first token."""
         yield from ()
 
     def take(self, steps: Sequence[Step]) -> Iterator[schema.Reply]:
@@ -72,7 +71,6 @@ class ResponseBuilder(ABC):
         return self._chunk_of(*self.hear(steps))
 
     def end(self, ended: DecodeFinished) -> Iterator[schema.Reply]:
-        """Yield the last chunks."""
         yield from self._chunk_of(*self._rest())
         provenance, options = self.provenance(ended), self._request.stream_options
         separate = options is not None and options.include_usage
@@ -131,7 +129,6 @@ class ResponseBuilder(ABC):
     def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply: ...
 
     def finish(self, ended: DecodeFinished) -> schema.Finish:
-        """Say why the answer ended."""
         if ended.outcome.finish == "length":
             return "length"
         return "tool_calls" if self.parsed.calls else "stop"
@@ -150,7 +147,6 @@ class ResponseBuilder(ABC):
         )
 
     def provenance(self, ended: DecodeFinished) -> schema.Provenance:
-        """Describe how the answer was made."""
         outcome = ended.outcome
         verified = [each for each in outcome.rounds if each.block > 1]
         drafted = sum(each.block - 1 for each in verified)

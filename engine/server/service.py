@@ -113,7 +113,6 @@ class Service:
         self._compiling = ThreadPoolExecutor(1, "compile")
 
     def close(self) -> None:
-        """End the threads that prepare requests."""
         for threads in (self._tokenizing, self._compiling):
             threads.shutdown(cancel_futures=True)
 
@@ -319,7 +318,6 @@ class CompletionResponse(Response):
         return steps
 
     def _note(self, builder: ResponseBuilder, ended: DecodeFinished) -> None:
-        """Fill in the record."""
         record, usage, how = self._record, builder.usage(ended.cached_tokens), builder.provenance(ended)
         record.completion_tokens, record.cached_tokens = usage.completion_tokens, ended.cached_tokens
         record.drafter, record.finish = how.drafter, builder.finish(ended)
@@ -345,7 +343,6 @@ class CompletionResponse(Response):
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
@@ -355,7 +352,6 @@ def _framed(chunks: Iterable[schema.Reply]) -> bytes:
 
 
 async def send_refusal(send: Send, refusal: Refusal) -> None:
-    """Send the error document of a refusal."""
     response = JSONResponse(refusal.document(), refusal.status, refusal.headers)
     await response({"type": "http"}, _nothing, send)
 
