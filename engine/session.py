@@ -59,7 +59,7 @@ class Session:
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # identifies the continuation that uses the session
         self._mark: _Mark | None = None
-        self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.carried`
+        self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.uncached`
         with ExitStack() as opened:  # what fails half way leaves the model as it was
             self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
             opened.callback(lambda: self.transaction.close())  # noqa: PLW0108 - the one of then
@@ -98,9 +98,9 @@ class Session:
         return sum(cache.replaced for cache in self.caches if isinstance(cache, RestoredKV))
 
     @property
-    def carried(self) -> list[int]:
+    def uncached(self) -> list[int]:
         """Committed tokens the caches do not hold; they go in front of the next forward."""
-        count = self.transaction.carried
+        count = self.transaction.uncached
         return self.tokens[len(self.tokens) - count :] if count else []
 
     def resume(self, prompt: Sequence[int]) -> int:
@@ -129,7 +129,7 @@ class Session:
         """Remember the present state: where caches or drafter cannot go back as far as `resume` asks, it
         comes back here instead of starting over. The mark before is forgotten.
         """
-        if self._restoration is None and not self.transaction.carried:
+        if self._restoration is None and not self.transaction.uncached:
             drafter = self.drafter.mark() if self.drafter else None
             self._mark = _Mark(len(self.tokens), self.transaction.mark(), drafter)
 
@@ -163,9 +163,9 @@ class Session:
 
     def _take_in(self, tokens: Sequence[int]) -> None:
         """Compute it in one forward, and restore what it pushes out of the window."""
-        carried = self.carried
+        uncached = self.uncached
         try:
-            fed = mx.array([[*carried, *tokens]], mx.int32)
+            fed = mx.array([[*uncached, *tokens]], mx.int32)
             if self._restoration is None:
                 _, rows = self.forward(fed)
             else:
@@ -177,13 +177,13 @@ class Session:
         except BaseException:
             self._start_over()
             raise
-        self._note(tokens, rows if rows is None else rows[:, len(carried) :])
+        self._note(tokens, rows if rows is None else rows[:, len(uncached) :])
         mx.clear_cache()
 
     def forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
         """One forward over [1, N] tokens: logits [1, N, V] and hidden states."""
         if self._compiled is not None and tokens.shape[1] <= self.headroom:
-            most = self.transaction.room or self.headroom
+            most = self.transaction.open_positions or self.headroom
             done = self._compiled.forward(tokens, self.caches, most)
             if done is not None:
                 return done
@@ -193,10 +193,10 @@ class Session:
         """Keep the first positions of the open transaction and drop the others.
 
         Args:
-            tokens: the tokens at the positions kept, those carried excepted.
+            tokens: the tokens at the positions kept, those uncached excepted.
             rows: hidden states at these positions and perhaps more, [1, at least N, K·hidden].
         """
-        self.transaction.commit(self.transaction.carried + len(tokens))
+        self.transaction.commit(self.transaction.uncached + len(tokens))
         self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
 
     @contextmanager

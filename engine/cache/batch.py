@@ -6,7 +6,7 @@ p, of a sliding layer where `SlidingRing` has it), so a sequence enters and leav
 Recurrent states are replayed with mlx-lm's own machinery for prompts of different lengths (a mask, and
 ``lengths`` on the cache), projections being answered from the record as for a single sequence.
 
-Not covered, and refused up front: mlx-lm's quantized and chunked caches, those that could only be carried,
+Not covered, and refused up front: mlx-lm's quantized and chunked caches, those that can only be put back,
 and recurrent families whose update does not take lengths.
 """
 
@@ -187,7 +187,7 @@ def refuse_single(model: Any, sequences: Sequence[Sequence[Any]]) -> None:
 
 
 def merge(model: Any, sequences: Sequence[Sequence[Any]]) -> list[Any]:
-    """Copies of the caches of single sequences, prompts computed and nothing carried, as those of a batch.
+    """Copies of the caches of single sequences, prompts computed and nothing uncached, as those of a batch.
 
     Args:
         model: the model they belong to.

@@ -6,7 +6,7 @@ How each kind of cache goes back (`engine.cache.rollback`):
     sliding window, with or without pinned entries  our ring: a block overwrites nothing it may bring back
     recurrent state (`ArraysCache`)                 old state, then mlx-lm's update replayed on k positions
     `CacheList`, coded keys and values              their members and stores, each in its own way
-    anything else                                   put back as it was, and the k tokens are **carried**
+    anything else                                   put back as it was, and the k tokens are **uncached**
 
 Carried tokens are committed, but no cache holds them. The caller puts them in front of the next forward,
 where they are accepted by construction; `begin` and `commit` count them. They stay few: keeping a whole block
@@ -56,9 +56,9 @@ class TransactionBase:
         self._rollbacks = [self._rollback(member) for member in members]
         self._pairs = list(zip(members, self._rollbacks, strict=True))
         bounds = [member.headroom for member in members if getattr(member, "headroom", None) is not None]
-        self.room: int | None = min(bounds, default=None)
-        """The most positions `begin` takes, carried ones included; None: any number."""
-        self.carried = 0
+        self.open_positions: int | None = min(bounds, default=None)
+        """The most positions `begin` takes, uncached ones included; None: any number."""
+        self.uncached = 0
         """Committed tokens that no cache holds."""
         self._open: int | None = None
 
@@ -68,17 +68,17 @@ class TransactionBase:
         return rollback_of(member)
 
     def begin(self, positions: int) -> None:
-        """Open a transaction: exactly ``positions`` positions follow, those of carried tokens first.
+        """Open a transaction: exactly ``positions`` positions follow, those of uncached tokens first.
 
         Raises:
-            ValueError: one is open already, there are fewer positions than carried tokens, or more than
-                `room`. Nothing has been opened then.
+            ValueError: one is open already, there are fewer positions than uncached tokens, or more than
+                `open_positions`. Nothing has been opened then.
         """
         if self._open is not None:
             raise ValueError("a transaction is already open")
-        if positions <= self.carried:
+        if positions <= self.uncached:
             raise ValueError(
-                f"{positions} positions are no room for {self.carried} carried tokens and a new one"
+                f"{positions} positions do not suffice for {self.uncached} uncached tokens and a new one"
             )
         self._open = positions
         try:
@@ -123,25 +123,27 @@ class Transaction(TransactionBase):
         """Keep the first ``kept`` of the positions announced to `begin` and drop the others.
 
         Raises:
-            ValueError: more than announced, or fewer than are carried; the transaction stays open.
+            ValueError: more than announced, or fewer than are uncached; the transaction stays open.
         """
-        if self._open is None or not self.carried <= kept <= self._open:
-            raise ValueError(f"cannot keep {kept} of {self._open} positions, {self.carried} of them carried")
+        if self._open is None or not self.uncached <= kept <= self._open:
+            raise ValueError(
+                f"cannot keep {kept} of {self._open} positions, {self.uncached} of them uncached"
+            )
         dropped = self._open - kept
         if dropped and (
-            kept == self.carried or not all(rollback.divide(kept) for rollback in self._rollbacks)
+            kept == self.uncached or not all(rollback.divide(kept) for rollback in self._rollbacks)
         ):
             self.abort()
-            self.carried = kept
+            self.uncached = kept
             return
         for rollback in self._rollbacks:
             rollback.commit(dropped)
-        self.carried = 0
+        self.uncached = 0
         self._open = None
 
     def settle(self) -> None:
-        """A forward outside of any transaction was built, behind the carried tokens if there were any."""
-        self.carried = 0
+        """A forward outside of any transaction was built, behind the uncached tokens if there were any."""
+        self.uncached = 0
         for member, _ in self._pairs:
             if type(member) is SlidingRing:
                 member.release()
@@ -152,18 +154,18 @@ class Transaction(TransactionBase):
         Carried tokens go first. Nothing has changed where it returns False.
         """
         self._refuse_open()
-        rows = max(count - self.carried, 0)
+        rows = max(count - self.uncached, 0)
         if not all(rollback.rewindable(rows) for rollback in self._rollbacks):
             return False
         for rollback in self._rollbacks:
             rollback.rewind(rows)
-        self.carried -= count - rows
+        self.uncached -= count - rows
         return True
 
     def mark(self) -> Mark:
         """The present state, to come back to by `back_to`, whatever is committed after it."""
-        if self._open is not None or self.carried:
-            raise ValueError("a mark is set between transactions, where nothing is carried")
+        if self._open is not None or self.uncached:
+            raise ValueError("a mark is set between transactions, where nothing is uncached")
         kept = [None if type(rollback) is Rollback else Snapshot(member) for member, rollback in self._pairs]
         return Mark(tuple(kept))
 
@@ -172,10 +174,10 @@ class Transaction(TransactionBase):
         self._refuse_open()
         for rollback, snapshot in zip(self._rollbacks, mark.kept, strict=True):
             if snapshot is None:
-                rollback.rewind(count - self.carried)
+                rollback.rewind(count - self.uncached)
             else:
                 snapshot.restore()
-        self.carried = 0
+        self.uncached = 0
 
 
 def members_of(cache: Any) -> Iterator[Any]:

@@ -120,8 +120,8 @@ class Autoregressive(TextDrafter):
         return unseen
 
     def _unseen(self) -> list[int]:
-        """Observed tokens that the caches do not hold: never fed, or carried by the transaction."""
-        return self._tokens[self._fed - self._transaction.carried :]
+        """Observed tokens that the caches do not hold: never fed, or uncached by the transaction."""
+        return self._tokens[self._fed - self._transaction.uncached :]
 
     def _settle(self, drafts: mx.array, tokens: Sequence[int]) -> None:
         """Keep the positions of the open transaction whose tokens were committed, drop the others."""

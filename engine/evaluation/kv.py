@@ -365,8 +365,8 @@ def _prefill(session: Session, tokens: Sequence[int], chunk: int) -> None:
     """Compute a prompt as decoding does: in chunks, its last token by itself."""
     for start in range(0, len(tokens) - 1, chunk):
         session.take_in(tokens[start : min(start + chunk, len(tokens) - 1)])
-    session.transaction.begin(len(session.carried) + 1)
-    session.forward(mx.array([[*session.carried, tokens[-1]]], mx.int32))
+    session.transaction.begin(len(session.uncached) + 1)
+    session.forward(mx.array([[*session.uncached, tokens[-1]]], mx.int32))
     session.commit(tokens[-1:], None)
 
 

@@ -142,8 +142,8 @@ def _round(
     """One block of the session, and as many single steps as are kept of it; both computed."""
     block, kept = lengths
     fed = [*tokens, *[tokens[-1]] * (block - len(tokens))]  # drafts after the kept ones do not matter
-    session.transaction.begin(len(session.carried) + block)
-    together, _ = session.forward(mx.array([[*session.carried, *fed]], mx.int32))
+    session.transaction.begin(len(session.uncached) + block)
+    together, _ = session.forward(mx.array([[*session.uncached, *fed]], mx.int32))
     together = together[:, -block:][:, :kept]
     alone = []
     for token in tokens[:kept]:
