@@ -57,7 +57,6 @@ class RaggedKV(_BaseCache):
         return cls(keys, values, caches)
 
     def extract(self, row: int) -> KVCache | SlidingRing:
-        """One sequence's cache on its own, a copy."""
         length = self.lengths[row]
         keys, values = (mx.contiguous(each[row : row + 1]) for each in (self.keys, self.values))
         if self.window is not None and self.headroom is not None:
@@ -69,7 +68,6 @@ class RaggedKV(_BaseCache):
         return cache
 
     def filter(self, rows: Sequence[int]) -> None:
-        """Keep these sequences, in this order."""
         chosen = mx.array(list(rows), mx.int32)
         self.keys, self.values = self.keys[chosen], self.values[chosen]
         self.lengths = [self.lengths[row] for row in rows]
@@ -87,7 +85,6 @@ class RaggedKV(_BaseCache):
         self._starts = None
 
     def abort(self) -> None:
-        """Forget every position since `begin`."""
         if self._starts is not None:
             self.lengths, self._starts = self._starts, None
 
@@ -146,7 +143,6 @@ class RaggedKV(_BaseCache):
 
     @property  # type: ignore[misc]  # mlx-lm's can be set; batches are not saved
     def state(self) -> Any:
-        """The buffers."""
         return self.keys, self.values
 
     def size(self) -> int:
@@ -160,12 +156,10 @@ class RaggedKV(_BaseCache):
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the buffers, free rows included."""
         return self.keys.nbytes + self.values.nbytes
 
 
 def _shape(cache: Any) -> tuple[int | None, int | None, int]:
-    """Window, headroom and pinned positions."""
     if type(cache) is SlidingRing:
         return cache.window, cache.headroom, cache.sink
     return (cache.window, None, cache.sink) if type(cache) is WindowedKV else (None, None, 0)

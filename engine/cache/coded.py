@@ -40,7 +40,6 @@ class CodedKV(_BaseCache):
         self._dtype = mx.float32
 
     def over(self, stores: Sequence[Any]) -> "CodedKV":
-        """The same code over other stores."""
         other = CodedKV(self.code, self._make, stores, attended=self.attended)
         other._codecs, other._dtype = self._codecs, self._dtype
         return other
@@ -87,31 +86,25 @@ class CodedKV(_BaseCache):
         window_size: int | None = None,
         return_array: bool = False,
     ) -> mx.array | str | None:
-        """The mask of the stores, which are all alike."""
         mask: mx.array | str | None = self.stores[0].make_mask(
             N, window_size=window_size, return_array=return_array
         )
         return mask
 
     def extract(self, row: int) -> "CodedKV":
-        """One sequence of a batch on its own, a copy."""
         return self.over([store.extract(row) for store in self.stores])
 
     def filter(self, rows: Sequence[int]) -> None:
-        """Keep these sequences of a batch, in this order."""
         for store in self.stores:
             store.filter(rows)
 
     def is_trimmable(self) -> bool:
-        """Whether all stores are."""
         return all(store.is_trimmable() for store in self.stores)
 
     def trim(self, n: int) -> int:
-        """Forget up to ``n`` positions in all stores, and return how many."""
         return min(int(store.trim(n)) for store in self.stores)
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
-        """The stores' rows, decoded, in the order of positions."""
         if self.empty() or self._codecs is None:
             return None, None
         parts = zip(*(store.keys_and_values() for store in self.stores), strict=True)
@@ -122,18 +115,14 @@ class CodedKV(_BaseCache):
 
     @property  # type: ignore[misc]  # mlx-lm's can be set; coded caches are not saved
     def state(self) -> Any:
-        """The stores' arrays."""
         return [store.state for store in self.stores]
 
     def size(self) -> int:
-        """Positions that are attended to."""
         return int(self.stores[0].size())
 
     def empty(self) -> bool:
-        """Whether nothing has been stored."""
         return bool(self.stores[0].empty())
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of all stores, free rows included."""
         return sum(int(store.nbytes) for store in self.stores)

@@ -63,7 +63,6 @@ class KVPolicy(policies.KVPolicy):
 
     @property
     def attended(self) -> bool:
-        """Whether attention reads codes."""
         return self.coded and CODES[self.kind].attended
 
     def new_caches(self, model: Any, headroom: int) -> list[Any]:
@@ -147,7 +146,6 @@ def _with_rings(cache: Any, headroom: int) -> Any:
 
 
 def _like(cache: Any) -> Any:
-    """An empty store of the same geometry."""
     if type(cache) is SlidingRing:
         return SlidingRing(cache.window, cache.headroom, cache.sink)
     return KVCache()  # type: ignore[no-untyped-call]

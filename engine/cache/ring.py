@@ -30,7 +30,6 @@ def widened(buffer: mx.array | None, rows: int, like: mx.array) -> mx.array:
 
 
 def whole_steps(rows: int) -> int:
-    """The next multiple of `STEP`."""
     return -(-rows // STEP) * STEP
 
 
@@ -61,7 +60,6 @@ class WindowedKV(KVCache):
 
     @property
     def state(self) -> Any:
-        """All that defines the cache, as mlx-lm saves it."""
         return self.keys, self.values, self.offset, self.window, self.sink
 
     @state.setter
@@ -107,22 +105,18 @@ class SlidingRing(_BaseCache):
         self._before = self._began, self._chunk
 
     def divide(self, kept: int) -> bool:  # noqa: ARG002 - it can keep any number
-        """See `Rollback.divide`."""
         return True
 
     def commit(self, dropped: int) -> None:
-        """Close the transaction, forgetting its last ``dropped`` rows."""
         if self._pending is None or not 0 <= dropped <= self.offset - self._pending:
             raise ValueError(f"cannot drop {dropped} rows of this transaction")
         self._back(self.offset - dropped)
 
     def abort(self) -> None:
-        """Close the transaction and forget what arrived of it."""
         if self._pending is not None:
             self._back(self._pending)
 
     def _back(self, offset: int) -> None:
-        """Close the transaction at this offset."""
         if offset == self._pending:
             self._began, self._chunk = self._before
         self.offset, self._pending, self._before = offset, None, (0, None)
@@ -134,7 +128,6 @@ class SlidingRing(_BaseCache):
         return left >= 0 and (left <= self.sink or first >= self.floor)
 
     def rewind(self, count: int) -> None:
-        """Forget the last ``count`` positions, which must be `rewindable`."""
         self.offset -= count
         if count:
             self._chunk = None
@@ -142,7 +135,6 @@ class SlidingRing(_BaseCache):
     # --- for engines without transactions ---------------------------------------------------------------
 
     def is_trimmable(self) -> bool:
-        """Whether `trim` may be called: not inside a transaction."""
         return self._pending is None
 
     def trim(self, n: int) -> int:
@@ -305,7 +297,6 @@ class SlidingRing(_BaseCache):
 
     @property
     def state(self) -> Any:
-        """All that defines the cache, as mlx-lm saves it."""
         rows = self.keys, self.values, self.offset, self._began, self.floor, self._chunk
         return *rows, self.window, self.headroom, self.sink
 
@@ -343,14 +334,11 @@ class SlidingRing(_BaseCache):
         self._chunk = None
 
     def size(self) -> int:
-        """Positions that are attended to."""
         return min(self.offset, self.sink + self.window)
 
     def empty(self) -> bool:
-        """Whether nothing has been stored."""
         return self.keys is None
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the buffers, free rows included."""
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes

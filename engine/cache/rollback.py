@@ -57,7 +57,6 @@ class Rollback:
         self._start = None
 
     def abort(self) -> None:
-        """Forget every row since `begin`."""
         if self._start is not None:
             self._cache.trim(self._cache.offset - self._start)
             self._start = None
@@ -70,7 +69,6 @@ class Rollback:
         return bool(left >= first)
 
     def rewind(self, count: int) -> None:
-        """Forget the last ``count`` rows, which are rewindable."""
         self._cache.trim(count)
 
 
@@ -86,25 +84,20 @@ class CarryRollback(Rollback):
         self._snapshot: Snapshot | None = None
 
     def begin(self, positions: int) -> None:  # noqa: ARG002 - such a cache grows as it likes
-        """Keep the state."""
         self._snapshot = Snapshot(self._cache)
 
     def divide(self, kept: int) -> bool:  # noqa: ARG002 - whatever the number
-        """Nothing is known about its rows."""
         return False
 
     def commit(self, dropped: int) -> None:  # noqa: ARG002 - nothing, or what `divide` has dropped
-        """Forget the old state."""
         self._snapshot = None
 
     def abort(self) -> None:
-        """Put the old state back."""
         if self._snapshot is not None:
             self._snapshot.restore()
             self._snapshot = None
 
     def rewindable(self, count: int) -> bool:
-        """Older states are not kept."""
         return count == 0
 
     def rewind(self, count: int) -> None:
@@ -180,12 +173,10 @@ class RecurrentRollback(CarryRollback):
         return all(then is before or now is not old for before, then, old, now in slots)
 
     def commit(self, dropped: int) -> None:
-        """Forget the record and the old state."""
         self.positions, self.calls, self._before = 0, [], []
         super().commit(dropped)
 
     def abort(self) -> None:
-        """Forget the record and put the old state back."""
         self.positions, self.calls, self._before = 0, [], []
         super().abort()
 
@@ -209,7 +200,6 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays it holds."""
         return sum(array.nbytes for array in _arrays(self._attributes))
 
     def restore(self) -> Any:
@@ -293,7 +283,6 @@ class _Call:
         return arguments
 
     def run(self, wiring: "Wiring", arguments: dict[str, Any], kept: int) -> None:
-        """Run the module once more, for what it does to its cache."""
         bound = self.arguments.signature.bind_partial()
         bound.arguments.update(arguments)
         fresh = kept == 1 and self.plain.__module__ in SELF_COMPILING
@@ -339,7 +328,6 @@ class Wiring:
 
     @contextmanager
     def answering(self, call: _Call | None) -> Iterator[None]:
-        """Inside the block, projections answer to ``call``."""
         before, self._active = self._active, call
         try:
             yield
@@ -376,8 +364,6 @@ class Wiring:
         return call
 
     def _projection(self, plain: type) -> Any:
-        """The call of a projection."""
-
         def call(module: Any, x: mx.array) -> Any:
             if self._active is None:
                 return plain.__call__(module, x)

@@ -37,7 +37,6 @@ class Mark:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for it."""
         return sum(snapshot.nbytes for snapshot in self.kept if snapshot is not None)
 
 
@@ -126,9 +125,7 @@ class Transaction(TransactionBase):
             ValueError: more than announced, or fewer than are uncached; the transaction stays open.
         """
         if self._open is None or not self.uncached <= kept <= self._open:
-            raise ValueError(
-                f"cannot keep {kept} of {self._open} positions, {self.uncached} of them uncached"
-            )
+            raise ValueError(f"cannot keep {kept} of {self._open} positions; {self.uncached} are uncached")
         dropped = self._open - kept
         if dropped and (
             kept == self.uncached or not all(rollback.divide(kept) for rollback in self._rollbacks)

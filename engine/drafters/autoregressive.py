@@ -48,11 +48,9 @@ class Autoregressive(TextDrafter):
         refuse_mismatch("vocabulary", self._model.vocab_size, target.vocab_size)
 
     def twin(self) -> "Autoregressive":
-        """See `Drafter.twin`."""
         return Autoregressive(self._model, self.block_size, self._policy)
 
     def start(self) -> None:
-        """Forget the sequence."""
         self._tokens: list[int] = []  # observed
         self._drafts: mx.array | None = None  # last proposal [n], while its transaction is open …
         self._bonus = -1  # … the bonus before it …
@@ -101,7 +99,6 @@ class Autoregressive(TextDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the model's caches."""
         return resident(self._transaction.caches)[1]
 
     def _forward(self, tokens: mx.array) -> mx.array:
@@ -137,7 +134,6 @@ class Autoregressive(TextDrafter):
         self._drafts = None
 
     def _abandon(self) -> None:
-        """Undo a proposal where nothing of it was committed."""
         self._transaction.abort()
         self._drafts = None
 

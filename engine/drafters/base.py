@@ -86,7 +86,6 @@ class TextDrafter:
     _tokens: Any  # a list or an array of those observed, or what works like one
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - it needs none
-        """See `Drafter.observe`."""
         self._tokens.extend(tokens)
 
     def rewind(self, count: int) -> bool:
@@ -97,7 +96,6 @@ class TextDrafter:
         return count <= length
 
     def mark(self) -> Callable[[], None]:
-        """See `Drafter.mark`."""
         length = len(self._tokens)
 
         def back() -> None:

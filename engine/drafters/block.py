@@ -49,13 +49,11 @@ class BlockDrafter:
         self._target = target
 
     def twin(self) -> "BlockDrafter":
-        """See `Drafter.twin`."""
         other = BlockDrafter(self.network, self._policy)
         other._target = self._target
         return other
 
     def start(self) -> None:
-        """Forget the sequence."""
         self._context = Context(self.network.config, self._policy)
         self._waiting: list[mx.array] = []
         self._waits = 0  # rows in there
@@ -82,7 +80,6 @@ class BlockDrafter:
         return True
 
     def mark(self) -> Callable[[], None]:
-        """See `Drafter.mark`."""
         context, waiting, waits = self._context.mark(), list(self._waiting), self._waits
 
         def back() -> None:
@@ -124,7 +121,6 @@ class BlockDrafter:
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the drafter's own keys and values."""
         return self._context.nbytes
 
 

@@ -78,12 +78,10 @@ class MaskedDiffusion(TextDrafter):
             )
 
     def twin(self) -> "MaskedDiffusion":
-        """See `Drafter.twin`."""
         sizes = {"block_size": self.block_size, "steps": self.steps, "context": self.context}
         return MaskedDiffusion(self.network, self.mask_token_id, **sizes)
 
     def start(self) -> None:
-        """Forget the sequence."""
         self._tokens = array("i")
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
@@ -110,7 +108,6 @@ class MaskedDiffusion(TextDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes: the tokens, 4 each."""
         return getsizeof(self._tokens)
 
 

@@ -49,7 +49,6 @@ class TokenIndex:
         return len(self._tokens)
 
     def append(self, token: int) -> None:
-        """Lengthen the text by a token."""
         self._tokens.append(token)
         place = len(self._tokens)
         for n, latest, before in zip(self.grams, self._latest, self._before, strict=True):
@@ -131,7 +130,6 @@ class PromptLookup(TextDrafter):
     default_shortest = 1
 
     def __init__(self, shortest: int = default_shortest) -> None:
-        """Draft only where at least ``shortest`` tokens match, 1 to `LONGEST`."""
         if not 1 <= shortest <= LONGEST:
             raise ConfigurationError(
                 f"the shortest match of prompt-lookup must be 1 to {LONGEST}, not {shortest}"
@@ -143,20 +141,16 @@ class PromptLookup(TextDrafter):
         """Any target will do: its own text is all that is read."""
 
     def twin(self) -> "PromptLookup":
-        """See `Drafter.twin`."""
         return PromptLookup(self.shortest)
 
     def start(self) -> None:
-        """Forget the sequence."""
         self._tokens = TokenIndex(self.shortest)
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - it needs none
-        """Lengthen the text."""
         for token in tokens:
             self._tokens.append(token)
 
     def rewind(self, count: int) -> bool:
-        """Shorten the text; False where it is shorter than that."""
         if count > len(self._tokens):
             return False
         for _ in range(count):
@@ -177,5 +171,4 @@ class PromptLookup(TextDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the index."""
         return self._tokens.nbytes

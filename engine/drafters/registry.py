@@ -64,15 +64,12 @@ def drafter_policy(text: str) -> KVPolicy:
 
 
 def split_policy(spec: str, policy: KVPolicy = NATIVE) -> tuple[str, KVPolicy]:
-    """A drafter's text without ``?kv=POLICY``, and that policy, or the one given."""
     rest, mark, text = spec.partition(POLICY_MARK)
     return (rest, drafter_policy(text)) if mark else (spec, policy)
 
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """What a ``--drafter`` text says."""
-
     kind: str
     argument: str  # a folder, perhaps with settings, or a number
     policy: KVPolicy  # of its own keys and values
@@ -135,7 +132,6 @@ def open_drafter(
 
 
 def kind_of(folder: Path) -> str:
-    """The kind of drafter a folder holds, from its ``config.json``."""
     require_folder(folder)
     config = read_json(folder / "config.json")
     for kind, holds in SIGNS.items():

@@ -72,7 +72,6 @@ class LayerContext:
 
     @property
     def _most(self) -> int:
-        """Rows that a query may see."""
         return self.length if self.keep is None else self.sink + self.keep
 
     def _write(self, rows: Sequence[mx.array]) -> None:
@@ -88,7 +87,6 @@ class LayerContext:
             buffer[..., self.length : self.length + count, :] = each
 
     def _visible(self, buffer: mx.array, ahead: int) -> mx.array:
-        """The rows that a query may see, and ``ahead`` more behind the committed ones."""
         return self._rows(buffer, min(self.length, self._most), ahead)
 
     def _rows(self, buffer: mx.array, count: int, ahead: int = 0) -> mx.array:
@@ -126,7 +124,6 @@ class LayerContext:
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the buffers."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
@@ -169,7 +166,6 @@ class Context:
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of all layers."""
         return sum(layer.nbytes for layer in self.layers)
 
 
@@ -177,7 +173,6 @@ class RMSNorm(nn.RMSNorm):
     """RMS norm in two kernels on a CPU, where mlx's own is seven operations; Metal has one kernel for it."""
 
     def __call__(self, rows: mx.array) -> mx.array:
-        """[..., D] to [..., D]."""
         norm = mx.fast.rms_norm if mx.metal.is_available() else _compiled_norm
         normal: mx.array = norm(rows, self.weight, self.eps)
         return normal
@@ -262,7 +257,6 @@ class MLP(nn.Module):
         self.product = mx.compile(lambda gate, up: activation(gate) * up)
 
     def __call__(self, rows: mx.array) -> mx.array:
-        """[1, B, hidden] to [1, B, hidden]."""
         return self.down_proj(self.product(self.gate_proj(rows), self.up_proj(rows)))
 
 
@@ -279,7 +273,6 @@ class Layer(nn.Module):
     def __call__(
         self, rows: mx.array, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext
     ) -> mx.array:
-        """See `Attention.__call__`."""
         rows = rows + self.self_attn(self.input_layernorm(rows), context, rotary, angles, memory)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 

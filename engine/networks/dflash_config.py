@@ -150,7 +150,6 @@ class DFlashConfig:
 
     @property
     def kind(self) -> str:
-        """``dflash`` or ``dflash2``."""
         return "dflash" if self.second is None else "dflash2"
 
     def window(self, layer: int) -> int | None:

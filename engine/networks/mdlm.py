@@ -24,8 +24,6 @@ CLASSES = ("A2DQwen3LMHeadModel",)
 
 
 class MaskedDiffusionModel(nn.Module):
-    """The network with embedding and head."""
-
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.args = args
@@ -54,12 +52,10 @@ class MaskedDiffusionModel(nn.Module):
 
     @property
     def layers(self) -> Sequence[nn.Module]:
-        """The decoder layers, where mlx-lm looks for them."""
         return self.model.layers
 
 
 def is_masked_diffusion(config: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` names a model of this layout."""
     names = config.get("architectures")
     return config.get("model_type") in MODEL_TYPES or (
         isinstance(names, list) and any(name in CLASSES for name in names if isinstance(name, str))

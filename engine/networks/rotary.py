@@ -66,12 +66,10 @@ class RotaryConfig:
 
     @property
     def grows(self) -> bool:
-        """Whether the frequencies depend on the length of the sequence."""
         return self.kind in ("dynamic", "longrope")
 
     @property
     def attention_factor(self) -> float:
-        """What rotated queries and keys are multiplied with."""
         fields = self.fields
         if fields.get("attention_factor") is not None:
             return float(fields["attention_factor"])
@@ -164,7 +162,6 @@ def _number(name: str, value: Any) -> float | bool:
 
 
 def _factors(name: str, value: Any, head_dim: int) -> tuple[float, ...]:
-    """The factors of longrope, one for each pair."""
     if not isinstance(value, list) or len(value) != head_dim // 2:
         raise ModelError(f"drafter rope parameters: {name} must hold {head_dim // 2} numbers")
     return tuple(_number(name, item) for item in value)

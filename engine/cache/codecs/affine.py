@@ -41,13 +41,11 @@ class Affine:
         self.bits, self.group, self.dim = bits, max(fitting), dim
 
     def encode(self, rows: mx.array) -> Parts:
-        """See `Codec.encode`."""
         wide = rows.astype(mx.float32) if rows.dtype == mx.float16 else rows  # a group's range may not fit
         codes, scales, biases = mx.quantize(wide, group_size=self.group, bits=self.bits)
         return codes, _short(scales), _short(biases)
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
-        """See `Codec.decode`."""
         codes, scales, biases = parts
         wide = mx.float32 if dtype == mx.float16 else dtype
         rows = mx.dequantize(
@@ -56,15 +54,12 @@ class Affine:
         return within_range(rows, dtype)
 
     def bits_per_value(self) -> float:
-        """See `Codec.bits_per_value`."""
         return self.bits + 32 / self.group
 
     def score(self, queries: mx.array, keys: Parts) -> mx.array:
-        """See `AttendedCodec.score`."""
         return self._product(queries, keys, transpose=True)
 
     def mix(self, weights: mx.array, values: Parts) -> mx.array:
-        """See `AttendedCodec.mix`."""
         return self._product(weights, values, transpose=False)
 
     def _product(self, left: mx.array, parts: Parts, *, transpose: bool) -> mx.array:
@@ -88,12 +83,10 @@ class Rotated(Affine):
         self._turn = Hadamard(dim)
 
     def encode(self, rows: mx.array) -> Parts:
-        """See `Codec.encode`."""
         turned = self._turn.rotate(rows.astype(mx.float32))
         return super().encode(turned if rows.dtype == mx.float16 else turned.astype(rows.dtype))
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
-        """See `Codec.decode`."""
         return _turned(super().decode(parts, dtype), self._turn.unrotate)
 
     def score(self, queries: mx.array, keys: Parts) -> mx.array:

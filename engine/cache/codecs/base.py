@@ -74,7 +74,6 @@ class Hadamard:
     """The orthonormal rotation of one dimension D = m · 2^k, 4 … 4096."""
 
     def __init__(self, dim: int) -> None:
-        """ConfigurationError where there is no such matrix."""
         self.dim = dim
         self.order = _order(dim)
         self._scale = 1 / sqrt(dim)
@@ -86,7 +85,6 @@ class Hadamard:
         return mx.hadamard_transform(rows, scale=self._scale)
 
     def unrotate(self, rows: mx.array) -> mx.array:
-        """Undo a rotation of rows [..., D]."""
         if self.order in SYMMETRIC:
             return self.rotate(rows)
         inner = self.rotate(rows.reshape(*rows.shape[:-1], self.order, self.dim // self.order))
@@ -96,7 +94,6 @@ class Hadamard:
 
 
 def _order(dim: int) -> int:
-    """The m of dim = m · 2^k."""
     for order in ORDERS:
         factor, rest = divmod(dim, order)
         if rest == 0 and 4 <= dim <= LARGEST_DIM and factor & (factor - 1) == 0:

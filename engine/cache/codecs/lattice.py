@@ -72,12 +72,10 @@ class LatticeCompat:
         return (points / self._unit).reshape(rows.shape).astype(self._dtype), _side(length, largest)
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
-        """See `Codec.decode`."""
         codes, side = parts
         return _restore(self._turn, codes.astype(mx.float32) * self._unit, side, self.q, dtype)
 
     def bits_per_value(self) -> float:
-        """See `Codec.bits_per_value`."""
         return 8 * self._dtype.size + SIDE_BITS / self.dim
 
     def _rotate(self, unit: mx.array) -> mx.array:
@@ -142,7 +140,6 @@ class LatticePacked:
         return codes, is_half, mx.take_along_axis(kept, best, -1)
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
-        """See `Codec.decode`."""
         packed, side = parts
         words, is_half = unpack(packed, self.bits, cosets=self.lattice == "e8")
         lowest = mx.array(float(self.q)) if is_half is None else self.q + 0.5 * is_half
@@ -150,7 +147,6 @@ class LatticePacked:
         return _restore(self._turn, points, side, self.q, dtype)
 
     def bits_per_value(self) -> float:
-        """See `Codec.bits_per_value`."""
         return self.bits + SIDE_BITS / self.dim
 
 
