@@ -74,7 +74,6 @@ class RaggedKV(_BaseCache):
         self._floors = [self._floors[row] for row in rows]
 
     def begin(self, positions: int) -> None:
-        """Remember where the transaction starts; ValueError for more positions than the headroom."""
         if self.headroom is not None and positions > self.headroom:
             raise ValueError(f"{positions} pending positions do not fit the headroom of {self.headroom}")
         self._starts = self.lengths
@@ -181,15 +180,9 @@ def refuse_single(model: Any, sequences: Sequence[Sequence[Any]]) -> None:
 
 
 def merge(model: Any, sequences: Sequence[Sequence[Any]]) -> list[Any]:
-    """Copies of the caches of single sequences, prompts computed and nothing uncached, as those of a batch.
+    """Copies of the caches of sequences with the same headroom, prompts computed, as those of a batch.
 
-    Args:
-        model: the model they belong to.
-        sequences: the caches of each sequence, from `new_caches` with the same headroom.
-
-    Raises:
-        ModelError: a layer's cache cannot be batched; the message names it.
-        ValueError: a sequence's caches are empty.
+    ModelError where a layer's cache cannot be batched, ValueError where one is empty.
     """
     refuse_single(model, sequences)
     return [_merged(layer) for layer in zip(*sequences, strict=True)]
@@ -209,22 +202,19 @@ def _merged(caches: Sequence[Any]) -> Any:
 
 
 def extract(caches: Sequence[Any], row: int) -> list[Any]:
-    """The caches of one sequence of a batch, a copy: it can go on alone, or join another batch."""
     return [cache.extract(row) for cache in caches]
 
 
 class BatchTransaction(TransactionBase):
-    """All caches of a batch, moved forward and back together. Close it to restore the model."""
+    """All caches of a batch, moved forward and back together."""
 
     def _rollback(self, member: Any) -> Any:
         return member if isinstance(member, RaggedKV) else super()._rollback(member)
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Keep, of each sequence, the first so many of the positions announced to `begin`.
+        """Keep the first ``kept[s]`` announced positions of sequence s; ValueError where that cannot be.
 
-        Raises:
-            ValueError: more than announced, or not one number a sequence; the transaction stays open.
-            ModelError: a recurrent layer was updated by no module that was called with its cache.
+        ModelError where a recurrent layer was updated by no module that was called with its cache.
         """
         if self._open is None or not all(0 <= count <= self._open for count in kept):
             raise ValueError(f"cannot keep {list(kept)} of {self._open} positions")
@@ -243,7 +233,6 @@ class BatchTransaction(TransactionBase):
         self._open = None
 
     def filter(self, rows: Sequence[int]) -> None:
-        """Keep these sequences, in this order, and drop the others; not inside a transaction."""
         self._refuse_open()
         for cache in self.caches:
             cache.filter(list(rows))

@@ -24,18 +24,10 @@ class CodedKV(_BaseCache):
     """Cache of one attention layer whose rows are stored in a code."""
 
     def __init__(self, code: str, make: MakeCodec, stores: Sequence[Any], *, attended: bool) -> None:
-        """An empty cache.
-
-        Args:
-            code: its name; codes of one name are the same.
-            make: gives the code for a head dimension; raises ConfigurationError where there is none.
-            stores: empty plain caches of one kind, one for each array of the code.
-            attended: attention reads the codes themselves (`AttendedCodec`), not a decoded copy.
-        """
-        self.code = code
-        self.stores = list(stores)
-        self.attended = attended
-        self._make = make
+        self.code = code  # codes of one name are the same
+        self.stores = list(stores)  # plain caches of one kind, one for each array of the code
+        self.attended = attended  # attention reads an `AttendedCodec`, not a decoded copy
+        self._make = make  # from a head dimension; ConfigurationError where there is no code for it
         self._codecs: tuple[Codec, Codec] | None = None  # of keys and of values, once their widths are known
         self._dtype = mx.float32
 
@@ -50,7 +42,6 @@ class CodedKV(_BaseCache):
 
     @property
     def offset(self) -> Any:
-        """Position of the next row, or of each sequence's next row."""
         return self.stores[0].offset
 
     @property
@@ -59,11 +50,7 @@ class CodedKV(_BaseCache):
         return sum(codec.dim for codec in self._codecs or ())
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Encode and append rows [B, KV heads, N, D]; values may have another D.
-
-        Returns:
-            What attention gets for all rows the mask speaks of: decoded arrays, or `CodedRows`.
-        """
+        """Append rows [B, KV heads, N, D], values with a D of their own; return arrays, or `CodedRows`."""
         if self._codecs is None:
             self._codecs = self._make(keys.shape[-1]), self._make(values.shape[-1])
         codec_k, codec_v = self._codecs
@@ -74,11 +61,9 @@ class CodedKV(_BaseCache):
         return self._read(codec_k, seen_k), self._read(codec_v, seen_v)
 
     def _read(self, codec: Codec, parts: Parts) -> Any:
-        return (
-            CodedRows(cast(AttendedCodec, codec), parts)
-            if self.attended
-            else codec.decode(parts, self._dtype)
-        )
+        if self.attended:
+            return CodedRows(cast(AttendedCodec, codec), parts)
+        return codec.decode(parts, self._dtype)
 
     def make_mask(
         self,

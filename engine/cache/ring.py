@@ -34,10 +34,7 @@ def whole_steps(rows: int) -> int:
 
 
 class WindowedKV(KVCache):
-    """A sliding layer that keeps all positions: the mask alone hides what has left the window.
-
-    Its bytes grow with the text like a full layer's, and it goes back to any position.
-    """
+    """A sliding layer that keeps all positions: the mask alone hides what has left the window."""
 
     def __init__(self, window: int, sink: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -68,12 +65,10 @@ class WindowedKV(KVCache):
 
 
 class SlidingRing(_BaseCache):
-    """KV cache of one sliding layer, for a single sequence (batch size 1).
+    """One sliding layer of a single sequence.
 
-    Args:
-        window: positions a query sees besides the pinned ones, itself included.
-        headroom: the most positions that may be pending at once.
-        sink: pinned positions at the beginning; mlx-lm's ``keep``, and ``window = max_size - keep``.
+    ``window`` counts the query itself but not the ``sink`` pinned positions: mlx-lm's ``max_size - keep``.
+    ``headroom`` is the most positions that may be pending at once.
     """
 
     def __init__(self, window: int, headroom: int, sink: int = 0) -> None:
@@ -96,7 +91,6 @@ class SlidingRing(_BaseCache):
     # --- transaction -------------------------------------------------------------------------------
 
     def begin(self, positions: int) -> None:
-        """Promise that up to ``positions`` rows follow, which `commit` and `abort` can drop."""
         if self._pending is not None:
             raise ValueError("a transaction is already open on this ring")
         if positions > self.headroom:
@@ -122,7 +116,6 @@ class SlidingRing(_BaseCache):
         self.offset, self._pending, self._before = offset, None, (0, None)
 
     def rewindable(self, count: int) -> bool:
-        """Whether the last ``count`` positions can still be forgotten for good."""
         left = self.offset - count
         first = max(left - self.window + 1, self.sink)  # the oldest one the next query would see
         return left >= 0 and (left <= self.sink or first >= self.floor)
@@ -138,10 +131,7 @@ class SlidingRing(_BaseCache):
         return self._pending is None
 
     def trim(self, n: int) -> int:
-        """Forget up to ``n`` positions as mlx-lm's caches do, and return how many.
-
-        As many as the headroom always go. ValueError where rows that the next query would see are gone.
-        """
+        """Forget up to ``n`` positions and return how many; ValueError where rows to be seen are gone."""
         count = min(n, self.offset)
         if self._pending is not None or not self.rewindable(count):
             raise ValueError(
@@ -212,7 +202,7 @@ class SlidingRing(_BaseCache):
 
     @property
     def _turn(self) -> int:
-        """Rows of the ring proper: positions this far apart share a row."""
+        """Positions this far apart share a row."""
         return self.window + self.headroom
 
     @property
@@ -242,7 +232,6 @@ class SlidingRing(_BaseCache):
         return [buffer[..., first:last, :] for first, last in self.runs(start, stop)]
 
     def _seen(self, buffer: mx.array | None) -> list[mx.array]:
-        """The rows the next query can see, in the order of their positions."""
         if buffer is None:
             return []
         pinned = min(self.sink, self.offset)
@@ -264,7 +253,7 @@ class SlidingRing(_BaseCache):
     # --- chunks longer than the headroom ----------------------------------------------------------------
 
     def _is_long(self, new: int) -> bool:
-        """Whether this many rows would overwrite what their own first query sees."""
+        """Whether they would overwrite what their own first query sees."""
         return new > self.headroom + 1 and self.offset + new > self.capacity
 
     def _replace(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -307,10 +296,7 @@ class SlidingRing(_BaseCache):
         self.keys, self.values, self.offset, self._began, self.floor, self._chunk = rows
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
-        """The rows that the queries of the last update saw, by position: those of mlx-lm's rotating cache.
-
-        The next query sees fewer of them, see `engine.cache.stats`.
-        """
+        """Rows that the last update's queries saw, by position, as of mlx-lm's rotating cache."""
         if self.keys is None or self.values is None:
             return None, None
         if self._chunk is not None:
@@ -327,10 +313,7 @@ class SlidingRing(_BaseCache):
         return mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
 
     def release(self) -> None:
-        """Drop the rows of a chunk longer than the headroom, once its forward is built.
-
-        They are kept until the next update otherwise, and are no part of ``nbytes``.
-        """
+        """Drop the rows of a long chunk, which no ``nbytes`` counts, before the next update does."""
         self._chunk = None
 
     def size(self) -> int:

@@ -33,10 +33,7 @@ SELF_COMPILING = ("mlx_lm.models.kimi_k3",)
 
 
 class Rollback:
-    """How one cache goes back: plain, quantized and chunked keys and values by a trim, which is exact there.
-
-    `begin` is followed by one `commit` or `abort`; `rewindable` and `rewind` are for outside of them.
-    """
+    """By a trim, which is exact for plain, quantized and chunked keys and values."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -72,16 +69,13 @@ class Rollback:
         self._cache.trim(count)
 
 
-class CarryRollback(Rollback):
+class SnapshotRollback(Rollback):
     """Any other cache: it is put back as it was, and the caller feeds what it keeps once more.
 
-    A snapshot holds the cache's arrays, so the first write into one of them after `begin` copies it: such
-    a round costs the size of the cache, not of the block.
+    The first write after `begin` copies an array: a round costs the size of the cache, not of the block.
     """
 
-    def __init__(self, cache: Any) -> None:
-        super().__init__(cache)
-        self._snapshot: Snapshot | None = None
+    _snapshot: "Snapshot | None" = None
 
     def begin(self, positions: int) -> None:  # noqa: ARG002 - such a cache grows as it likes
         self._snapshot = Snapshot(self._cache)
@@ -104,7 +98,7 @@ class CarryRollback(Rollback):
         """Nothing to do for the only count that is rewindable."""
 
 
-class RecurrentRollback(CarryRollback):
+class RecurrentRollback(SnapshotRollback):
     """An `ArraysCache`, whose arrays are replaced as a whole by every forward; its calls are recorded."""
 
     def __init__(self, cache: Any, wiring: "Wiring") -> None:
@@ -122,18 +116,16 @@ class RecurrentRollback(CarryRollback):
         self.positions, self.calls = positions if positions > 1 else 0, []
 
     def divide(self, kept: int) -> bool:
-        """Put the old state back and run the recorded calls on the first ``kept`` positions.
+        """Run the recorded calls on ``kept`` positions of the old state.
 
-        False where the record does not explain what happened to the state: no module that was called with
-        this cache has updated it, or a call cannot be cut. The state of `begin` is to be restored then.
+        False where a call cannot be cut, or something else changed the state; `abort` is to follow then.
         """
         return self._replayed([call.cut(kept) for call in self.calls], kept)
 
     def divide_rows(self, kept: Sequence[int]) -> bool:
-        """The same for a batch: the first ``kept[s]`` positions of sequence s.
+        """Run all positions, those behind ``kept[s]`` of sequence s masked and cut off by ``lengths``.
 
-        Every position is run, but those behind are masked, and the cache's ``lengths`` say where each
-        sequence ends: what mlx-lm does with prompts of different lengths. A module that takes no mask cannot.
+        That is what mlx-lm does with prompts of different lengths. A module that takes no mask cannot.
         """
         if self._snapshot is None:
             return False
@@ -145,11 +137,10 @@ class RecurrentRollback(CarryRollback):
             return True
         ends = mx.array(list(kept), mx.int32)
         mask = mx.arange(self.positions) < ends[:, None]
+        bound = [call.arguments for call in self.calls]
         masked = [
-            {**call.arguments.arguments, "mask": mask}
-            if "mask" in call.arguments.signature.parameters
-            else None
-            for call in self.calls
+            {**each.arguments, "mask": mask} if "mask" in each.signature.parameters else None
+            for each in bound
         ]
         done = self._replayed(masked, self.positions, ends)
         self._cache.lengths = None
@@ -189,10 +180,7 @@ def _chosen(kept: Sequence[int], new: mx.array | None, old: mx.array | None) -> 
 
 
 class Snapshot:
-    """A cache object's attributes, as they were.
-
-    Arrays get handles of their own: writing into an array changes every name that refers to it, not those.
-    """
+    """A cache's attributes; arrays get handles of their own, which writing into the array does not change."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -203,7 +191,7 @@ class Snapshot:
         return sum(array.nbytes for array in _arrays(self._attributes))
 
     def restore(self) -> Any:
-        """Give the object back the attributes it had, as often as it is called; returns the object."""
+        """Give the object its attributes back, any number of times; returns the object."""
         vars(self._cache).clear()
         vars(self._cache).update(_copied(self._attributes))
         return self._cache
@@ -238,10 +226,9 @@ TRIMMED = {KVCache, RestoredKV, WindowedKV, QuantizedKVCache, ChunkedKVCache}
 
 
 def rollback_of(cache: Any) -> Any:
-    """The rollback of a cache without recurrent state; our ring is its own."""
     if type(cache) is SlidingRing:
         return cache
-    return (Rollback if type(cache) in TRIMMED else CarryRollback)(cache)
+    return (Rollback if type(cache) in TRIMMED else SnapshotRollback)(cache)
 
 
 class _Call:

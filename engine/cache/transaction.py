@@ -44,10 +44,7 @@ class TransactionBase:
     """What transactions of one sequence and of a batch have in common."""
 
     def __init__(self, model: Any, caches: Sequence[Any]) -> None:
-        """Bind to the caches of an mlx-lm model.
-
-        The model's modules are listened to where a state can only go back by a replay, until `close`.
-        """
+        """Listen to the model's modules, until `close`, where a state can only go back by a replay."""
         self.caches = list(caches)
         members = list({id(member): member for cache in caches for member in members_of(cache)}.values())
         self._recurrent = [member for member in members if type(member) is ArraysCache]
@@ -55,10 +52,9 @@ class TransactionBase:
         self._rollbacks = [self._rollback(member) for member in members]
         self._pairs = list(zip(members, self._rollbacks, strict=True))
         bounds = [member.headroom for member in members if getattr(member, "headroom", None) is not None]
+        # The most positions `begin` takes, those of uncached tokens included; None: any number.
         self.open_positions: int | None = min(bounds, default=None)
-        """The most positions `begin` takes, uncached ones included; None: any number."""
-        self.uncached = 0
-        """Committed tokens that no cache holds."""
+        self.uncached = 0  # committed tokens that no cache holds
         self._open: int | None = None
 
     def _rollback(self, member: Any) -> Any:
@@ -67,12 +63,7 @@ class TransactionBase:
         return rollback_of(member)
 
     def begin(self, positions: int) -> None:
-        """Open a transaction: exactly ``positions`` positions follow, those of uncached tokens first.
-
-        Raises:
-            ValueError: one is open already, there are fewer positions than uncached tokens, or more than
-                `open_positions`. Nothing has been opened then.
-        """
+        """Announce exactly ``positions`` positions, those of uncached tokens first; ValueError: too many."""
         if self._open is not None:
             raise ValueError("a transaction is already open")
         if positions <= self.uncached:
@@ -88,7 +79,7 @@ class TransactionBase:
             raise
 
     def abort(self) -> None:
-        """Restore the state of `begin`; without an open transaction, nothing."""
+        """Restore the state of `begin`, if a transaction is open."""
         if self._open is not None:
             for rollback in self._rollbacks:
                 rollback.abort()
@@ -119,17 +110,12 @@ class Transaction(TransactionBase):
     """All caches of one sequence, moved forward and back together. Close it to restore the model."""
 
     def commit(self, kept: int) -> None:
-        """Keep the first ``kept`` of the positions announced to `begin` and drop the others.
-
-        Raises:
-            ValueError: more than announced, or fewer than are uncached; the transaction stays open.
-        """
+        """Keep the first ``kept`` announced positions; ValueError, and still open, for another number."""
         if self._open is None or not self.uncached <= kept <= self._open:
             raise ValueError(f"cannot keep {kept} of {self._open} positions; {self.uncached} are uncached")
         dropped = self._open - kept
-        if dropped and (
-            kept == self.uncached or not all(rollback.divide(kept) for rollback in self._rollbacks)
-        ):
+        nothing_new = kept == self.uncached
+        if dropped and (nothing_new or not all(rollback.divide(kept) for rollback in self._rollbacks)):
             self.abort()
             self.uncached = kept
             return
@@ -146,10 +132,7 @@ class Transaction(TransactionBase):
                 member.release()
 
     def rewind(self, count: int) -> bool:
-        """Forget the last ``count`` committed tokens for good; False where a layer no longer can.
-
-        Carried tokens go first. Nothing has changed where it returns False.
-        """
+        """Forget the last ``count`` committed tokens; False, and no change, where a layer no longer can."""
         self._refuse_open()
         rows = max(count - self.uncached, 0)
         if not all(rollback.rewindable(rows) for rollback in self._rollbacks):
@@ -160,7 +143,6 @@ class Transaction(TransactionBase):
         return True
 
     def mark(self) -> Mark:
-        """The present state, to come back to by `back_to`, whatever is committed after it."""
         if self._open is not None or self.uncached:
             raise ValueError("a mark is set between transactions, where nothing is uncached")
         kept = [None if type(rollback) is Rollback else Snapshot(member) for member, rollback in self._pairs]
@@ -189,10 +171,7 @@ def members_of(cache: Any) -> Iterator[Any]:
 
 
 def new_caches(model: Any, headroom: int, policy: KVPolicy = NATIVE) -> list[Any]:
-    """Empty caches for one sequence of an mlx-lm model, with rings of ours in place of its rotating ones.
-
-    ``headroom`` is the largest block that will be verified.
-    """
+    """Empty caches for one sequence of an mlx-lm model; ``headroom`` is the largest block to verify."""
     return policy.new_caches(model, headroom)
 
 

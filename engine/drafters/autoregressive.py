@@ -44,7 +44,6 @@ class Autoregressive(TextDrafter):
         self.start()
 
     def bind(self, target: Target) -> None:
-        """See `Drafter.bind`: both models must have the same vocabulary."""
         refuse_mismatch("vocabulary", self._model.vocab_size, target.vocab_size)
 
     def twin(self) -> "Autoregressive":
@@ -58,7 +57,6 @@ class Autoregressive(TextDrafter):
         self._forget_caches()
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        """Keep of the last proposal what was confirmed, and note the tokens."""
         if self._drafts is not None:
             self._settle(self._drafts, tokens)
         super().observe(tokens, taps)

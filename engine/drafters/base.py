@@ -13,15 +13,10 @@ from engine.target.model import Target
 
 @dataclass(frozen=True)
 class Draft:
-    """Drafted tokens, and what they were drawn from.
+    """Drafted tokens, and the distributions they were drawn from."""
 
-    Attributes:
-        tokens: int32 [n], not evaluated yet; n may be less than was asked for, also 0.
-        q: float32 [n, V]; token i was drawn from q[i], given the drafts before it. None: the tokens were
-            chosen, not drawn, and each counts as certain.
-    """
-
-    tokens: mx.array
+    tokens: mx.array  # int32 [n], not evaluated yet; n may be less than was asked for, also 0
+    # float32 [n, V]; token i was drawn from q[i], given those before. None: chosen, counts as certain.
     q: mx.array | None = None
 
     def __len__(self) -> int:
@@ -73,7 +68,7 @@ class Drafter(Protocol):
         """Note the present state; what is returned brings it back, as often as it is called."""
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
-        """Draft at most ``count`` tokens, at least 1, after ``bonus``, the one token not yet committed.
+        """Draft at most ``count`` ≥ 1 tokens after ``bonus``, the one token not yet committed.
 
         A sampler draws the drafts; without one they are the likeliest.
         """
@@ -89,7 +84,6 @@ class TextDrafter:
         self._tokens.extend(tokens)
 
     def rewind(self, count: int) -> bool:
-        """See `Drafter.rewind`; it can wherever there are so many."""
         length = len(self._tokens)
         if count <= length:
             del self._tokens[length - count :]
@@ -105,10 +99,7 @@ class TextDrafter:
 
 
 def refuse_mismatch(what: str, drafter: int | None, target: int) -> None:
-    """Raise DrafterMismatchError where a property of the drafter's target differs from the target's.
-
-    None on the drafter's side: unknown, not compared.
-    """
+    """Raise DrafterMismatchError where the drafter's value is known, and differs from the target's."""
     if drafter is not None and drafter != target:
         raise DrafterMismatchError(
             f"this drafter is for another target: {what} {drafter} in the drafter, {target} in the target"

@@ -25,7 +25,6 @@ class BlockDrafter:
     absorb_at = 512  # waiting rows that enter without a draft
 
     def __init__(self, network: DFlash, policy: KVPolicy = NATIVE) -> None:
-        """Draft with ``network``, whose own keys and values ``policy`` says how to keep."""
         config = network.config
         self.network, self.name, self._policy = network, config.kind, policy
         self.tap_layers, self.block_size = config.target_layer_ids, config.block_size
@@ -59,7 +58,6 @@ class BlockDrafter:
         self._waits = 0  # rows in there
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        """See `Drafter.observe`; the network reads the layers' outputs alone."""
         if taps is None or taps.shape[1] != len(tokens):
             raise ValueError("a DFlash drafter needs the taps of every committed position")
         self._waiting.append(taps)
@@ -133,8 +131,7 @@ def likeliest_path(candidates: Candidates) -> Draft:
 def drawn_path(candidates: Candidates, sampler: Sampler, vocabulary: int) -> Draft:
     """Each candidate drawn given the one before, q [n, vocabulary] being zero outside the candidates.
 
-    What follows a candidate depends on the candidate alone, so the step behind every candidate is drawn at
-    once. Draws behind candidates that are not chosen are independent of the others and not used.
+    The step behind every candidate, chosen or not, is drawn at once: it depends on that candidate alone.
     """
     tokens, scores = candidates
     n, k, _ = scores.shape

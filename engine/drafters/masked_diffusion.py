@@ -49,15 +49,7 @@ class MaskedDiffusion(TextDrafter):
         steps: int = 2,
         context: int = 256,
     ) -> None:
-        """Draft with ``network``.
-
-        Args:
-            network: the model.
-            mask_token_id: the token for an unknown one.
-            block_size: of a block by default, the bonus token included.
-            steps: forwards per block, at most one for each mask.
-            context: committed tokens the network sees, the bonus included.
-        """
+        """Fill a block in ``steps`` forwards over ``context`` tokens, the bonus included like in a block."""
         if block_size < 2 or steps < 1 or context < 1:
             raise ConfigurationError(
                 f"block_size {block_size}, steps {steps} and context {context} of a masked-diffusion drafter "
@@ -69,7 +61,6 @@ class MaskedDiffusion(TextDrafter):
         self.start()
 
     def bind(self, target: Target) -> None:
-        """See `Drafter.bind`: both models must have the same vocabulary, with the mask in it."""
         size = self.network.args.vocab_size
         refuse_mismatch("vocabulary", size, target.vocab_size)
         if not 0 <= self.mask_token_id < size:
@@ -85,7 +76,6 @@ class MaskedDiffusion(TextDrafter):
         self._tokens = array("i")
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
-        """Fill ``count`` masks behind the bonus; the drafts are chosen, not drawn, also for a ``sampler``."""
         text = [*self._tokens[max(0, len(self._tokens) + 1 - self.context) :], bonus]
         return Draft(self._fill(mx.array(text, mx.int32), count))
 

@@ -33,13 +33,11 @@ REACH = 4  # block tokens, the bonus included, that one matched token is trusted
 class TokenIndex:
     """Where each n-gram of a growing text occurred: hash chains as in LZ77 compressors.
 
-    Place e of a text is the position behind its e-th token. For each n, a table maps the hash of an n-gram to
-    the most recent place an n-gram of that hash ended at, and each place to the one before it. Adding and
-    removing a token is O(1), and a look-up compares a bounded number of tokens, whatever the text is like.
+    Place e is the position behind the e-th token. For each n, a table maps the hash of an n-gram to the last
+    place one ended at, and each place to the one before. Adding and removing a token is O(1).
     """
 
     def __init__(self, shortest: int) -> None:
-        """Start an empty text; matches of fewer than ``shortest`` tokens are not looked for."""
         self.grams = tuple(sorted({shortest, *(n for n in GRAMS if n > shortest)}))
         self._tokens = array("i")
         self._latest = [array("i", [0]) * SLOTS for _ in self.grams]  # by hash; 0: nowhere
@@ -69,13 +67,10 @@ class TokenIndex:
         self._tokens.pop()
 
     def find(self, last: int) -> tuple[int, int]:
-        """The longest suffix of the text and a ``last`` token behind it that occurred before.
+        """Where the longest suffix of the text and a ``last`` token ended before, and its length, 0 for none.
 
-        Exact for suffixes whose longest indexed gram has occurred at no more than `LOOK_AT` places; otherwise
-        the longest among the most recent ones. Suffixes of more than `LONGEST` tokens count as equal.
-
-        Returns:
-            The place its most recent occurrence ended at, and its length; length 0 if there is none.
+        Of a gram that occurred at more than `LOOK_AT` places the most recent ones are compared, and suffixes
+        of more than `LONGEST` tokens count as equal.
         """
         text = self._tokens[-LONGEST:]
         text.append(last)

@@ -77,12 +77,7 @@ class DrafterSpec:
 
 
 def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
-    """Read a ``--drafter`` text, and the kind of the folder it names.
-
-    Raises:
-        ConfigurationError: the text does not name a drafter.
-        ModelError: there is no such folder, or it holds no drafter.
-    """
+    """Read a ``--drafter`` text; ConfigurationError or, for the folder it names, ModelError."""
     spec, policy = split_policy(spec, policy)
     rest = spec
     while rest.startswith(WITH_LOOKUP):
@@ -119,11 +114,10 @@ def open_drafter(
         spec: the text.
         target: the model to draft for.
         dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
-        policy: how the drafter keeps its own keys and values, where the text does not say.
+        policy: of the drafter's own keys and values, where the text does not say.
 
     Raises:
-        ConfigurationError: the text does not name a drafter, or its value does not make sense.
-        ModelError: the folder cannot be used.
+        ConfigurationError, ModelError: see `read_spec`.
         DrafterMismatchError: the drafter was made for another target; the message names both sides.
     """
     asked = read_spec(spec, policy)
@@ -201,10 +195,7 @@ def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str |
 
 
 def refuse_other_tokens(drafter: Any, target: Any) -> None:
-    """Raise DrafterMismatchError where an id that both tokenizers know is another text in each.
-
-    Either may know more ids, as a mask or special tokens are added to one of them.
-    """
+    """Raise DrafterMismatchError where an id differs that both know: masks may be added to one of them."""
     ours, theirs = ({number: text for text, number in side.get_vocab().items()} for side in (drafter, target))
     differing = sorted(number for number in ours.keys() & theirs.keys() if ours[number] != theirs[number])
     if differing:

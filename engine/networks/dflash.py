@@ -45,10 +45,7 @@ class LayerContext:
         self.buffers: list[mx.array] = []  # keys and values, or the parts of their codes
 
     def extend(self, keys: mx.array, values: mx.array, new: int) -> tuple[mx.array, mx.array, int]:
-        """Append rows [1, KV heads, new + block, head dim], the first ``new`` are committed.
-
-        Returns keys and values to attend to, and how many of their rows are context.
-        """
+        """Append rows [1, KV heads, new + block, head dim]; return what to attend to, and its context rows."""
         codec = self._codec
         if codec is None:
             self._write([keys, values])
@@ -91,11 +88,10 @@ class LayerContext:
 
     def _rows(self, buffer: mx.array, count: int, ahead: int = 0) -> mx.array:
         """The pinned and the newest committed rows, ``count`` together, and ``ahead`` behind them."""
-        pinned, end = min(self.sink, count), self.length + ahead
-        newest = buffer[..., self.length - count + pinned : end, :]
-        if not pinned or count == self.length:
-            return buffer[..., self.length - count : end, :]
-        return mx.concatenate([buffer[..., :pinned, :], newest], axis=2)
+        pinned, first, end = min(self.sink, count), self.length - count, self.length + ahead
+        if not pinned or not first:
+            return buffer[..., first:end, :]
+        return mx.concatenate([buffer[..., :pinned, :], buffer[..., first + pinned : end, :]], axis=2)
 
     def wanted(self, new: int) -> list[tuple[int, int]]:
         """Which of ``new`` rows to come a later query can see, as ranges; only these need be computed."""
@@ -131,7 +127,7 @@ class Context:
     """What the network remembers of one sequence: a `LayerContext` for each layer, all at one position."""
 
     def __init__(self, config: DFlashConfig, policy: KVPolicy = NATIVE) -> None:
-        """Start empty; a policy with a window bounds full layers, and narrows sliding ones without a sink."""
+        """A policy with a window bounds full layers, and narrows sliding ones without a sink."""
         code = CODES[policy.kind].codec(policy.values, config.head_dim) if policy.coded else None
         self.layers = []
         for layer in range(config.num_hidden_layers):
@@ -154,7 +150,6 @@ class Context:
         return True
 
     def mark(self) -> Callable[[], None]:
-        """Note the positions seen; what is returned goes back to them."""
         offset, layers = self.offset, [layer.mark() for layer in self.layers]
 
         def back() -> None:
@@ -204,10 +199,7 @@ class Attention(nn.Module):
     def __call__(
         self, block: mx.array, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext
     ) -> mx.array:
-        """Attention of normalised block rows [1, B, hidden], which gives [1, B, hidden].
-
-        New context rows [1, S, hidden], S may be 0, extend ``memory``; ``angles`` are of the S + B positions.
-        """
+        """Of block rows [1, B, hidden]; S ≥ 0 new context rows extend ``memory``, ``angles`` are of S + B."""
         length, new = block.shape[1], context.shape[1]
         rows = mx.concatenate([context, block], axis=1) if new else block  # [1, S + B, hidden]
         queries = self.q_norm(self.q_proj(block).reshape(1, length, self.heads, self.head_dim))
@@ -278,7 +270,7 @@ class Layer(nn.Module):
 
 
 class DFlash(nn.Module):
-    """The whole drafter network, without embedding and head (they are the target's)."""
+    """The network without embedding and head, which are the target's."""
 
     layer_class: type[Layer] = Layer
 
@@ -292,17 +284,12 @@ class DFlash(nn.Module):
         self.rope = Rotary(config.rotary, config.head_dim)
 
     def __call__(self, embeddings: mx.array, taps: mx.array, context: Context) -> mx.array:
-        """Draft one block, first adding the context rows that are new.
+        """Draft one block: normalised hidden states of its rows, [1, B, hidden].
 
         Args:
-            embeddings: the block's embeddings as the target's first layer receives them, times
-                ``input_embedding_scale``, [1, B, hidden].
-            taps: concatenated target layer outputs of the new committed positions,
-                [1, S, len(target_layer_ids)·hidden]; S may be 0.
+            embeddings: as the target's first layer gets them, but scaled, [1, B, hidden].
+            taps: target layer outputs at S ≥ 0 new committed positions, [1, S, K·hidden].
             context: the sequence so far; on return it holds S more positions.
-
-        Returns:
-            Normalised hidden states of the block rows, [1, B, hidden].
         """
         length = embeddings.shape[1]
         if taps.shape[1] > SPARE:  # many rows: a sliding layer need not compute those it cannot see

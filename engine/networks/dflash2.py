@@ -62,7 +62,7 @@ class Layer2(Layer):
     def __call__(
         self, rows: mx.array, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext
     ) -> mx.array:
-        """See `Layer.__call__`. Only block rows are convolved, never context rows."""
+        # Only block rows are convolved, never context rows.
         normal = self.input_layernorm(rows)
         front, behind = self.attention_conv.kernels(normal)
         mixed = self.attention_conv(normal, front)
@@ -74,15 +74,10 @@ class Layer2(Layer):
 
 
 class Candidates(NamedTuple):
-    """The best tokens of n positions and what each scores behind each possible predecessor.
+    """The best tokens of n positions and what each scores behind each possible predecessor."""
 
-    Attributes:
-        tokens: int32 [n, k], in no particular order.
-        scores: [n, k, k]; ``scores[i, j]`` are those of the k tokens at position i if token j was chosen at
-            position i - 1. At position 0 the predecessor is the bonus token, whatever j.
-    """
-
-    tokens: mx.array
+    tokens: mx.array  # int32 [n, k], in no particular order
+    # [n, k, k]; [i, j] are those of the tokens at i if token j came at i - 1: at 0 the bonus, whatever j.
     scores: mx.array
 
 

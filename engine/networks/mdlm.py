@@ -32,10 +32,7 @@ class MaskedDiffusionModel(nn.Module):
             self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
 
     def __call__(self, tokens: mx.array, rows: mx.array) -> mx.array:
-        """Logits [M, V] at positions ``rows``, int32 [M], of a text with its masks, ``tokens`` [1, N].
-
-        Rotary positions count from the first token; norm and head are computed for the rows alone.
-        """
+        """Logits [M, V] at positions ``rows``, int32 [M], of a text with its masks, ``tokens`` [1, N]."""
         hidden = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             hidden = layer(hidden)  # no mask, no cache
@@ -45,7 +42,6 @@ class MaskedDiffusionModel(nn.Module):
         return logits
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Drop the copy of a tied head, as mlx-lm does on loading."""
         if self.args.tie_word_embeddings:
             weights.pop("lm_head.weight", None)
         return weights

@@ -25,13 +25,7 @@ class Affine:
     parts = 3  # codes, scales, biases
 
     def __init__(self, bits: int, group: int, dim: int) -> None:
-        """A code for rows of ``dim`` values.
-
-        Args:
-            bits: of a code: 2, 3, 4, 5, 6 or 8.
-            group: at most so many values share a scale; the largest of `GROUPS` that divides `dim` is used.
-            dim: the head dimension.
-        """
+        """Code rows of ``dim`` values in 2, 3, 4, 5, 6 or 8 bits, in the largest of `GROUPS` to ``group``."""
         fitting = [size for size in GROUPS if size <= group and dim % size == 0]
         if not fitting:
             raise ConfigurationError(
@@ -76,7 +70,7 @@ class Affine:
 
 
 class Rotated(Affine):
-    """The affine code over rows turned by a Hadamard matrix; ConfigurationError where there is none."""
+    """The affine code over rows turned by a Hadamard matrix."""
 
     def __init__(self, bits: int, group: int, dim: int) -> None:
         super().__init__(bits, group, dim)
@@ -90,11 +84,9 @@ class Rotated(Affine):
         return _turned(super().decode(parts, dtype), self._turn.unrotate)
 
     def score(self, queries: mx.array, keys: Parts) -> mx.array:
-        """See `AttendedCodec.score`; the queries are turned like the keys."""
         return super().score(_turned(queries, self._turn.rotate), keys)
 
     def mix(self, weights: mx.array, values: Parts) -> mx.array:
-        """See `AttendedCodec.mix`; the sum is turned back."""
         return _turned(super().mix(weights, values), self._turn.unrotate)
 
 
@@ -104,5 +96,4 @@ def _turned(rows: mx.array, turn: Callable[[mx.array], mx.array]) -> mx.array:
 
 
 def _short(side: mx.array) -> mx.array:
-    """Side information in 16 bits; beyond the range of float16 it is cut off, not infinite."""
     return side if side.dtype == mx.bfloat16 else within_range(side, mx.float16)

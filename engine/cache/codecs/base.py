@@ -26,17 +26,14 @@ SYMMETRIC = (1, 12)
 LARGEST_DIM = 4096
 LARGEST = 65504.0  # of float16
 
-Parts = tuple[mx.array, ...]
-"""A code's arrays, each [..., N, own width], as many for every row."""
+Parts = tuple[mx.array, ...]  # a code's arrays, each [..., N, own width]
 
 
 class Codec(Protocol):
     """A code for rows of one dimension."""
 
-    parts: int
-    """Arrays a row is turned into."""
-    dim: int
-    """D, the head dimension it is made for."""
+    parts: int  # arrays a row is turned into
+    dim: int  # D, the head dimension it is made for
 
     def encode(self, rows: mx.array) -> Parts:
         """Rows [..., N, D] to parts, each [..., N, w]."""
@@ -66,8 +63,7 @@ class CodedRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first part: batch, KV heads and rows are those of the rows, the last one is the code's."""
-        return tuple(self.parts[0].shape)
+        return tuple(self.parts[0].shape)  # batch, KV heads and rows are right, the last is the code's
 
 
 class Hadamard:

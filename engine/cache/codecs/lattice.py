@@ -33,8 +33,7 @@ import mlx.core as mx
 from engine.cache.codecs.base import LARGEST, Hadamard, Parts, within_range
 from engine.errors import ConfigurationError
 
-BLOCK = {"d4": 4, "e8": 8}
-"""Coordinates of a point of each lattice."""
+BLOCK = {"d4": 4, "e8": 8}  # coordinates of a point
 WORD = 8  # coordinates of a word, and its bytes before it is cut
 BITS = range(2, 9)
 LARGEST_Q = 1023  # float32 rows resolve its steps a hundred times over
@@ -51,7 +50,7 @@ class LatticeCompat:
     parts = 2  # coordinates, (n, max|y|)
 
     def __init__(self, lattice: str, q: int, dim: int) -> None:
-        """A code for rows of ``dim`` values; q: steps from zero to the largest coordinate of a row."""
+        """Code rows of ``dim`` values, ``q`` steps from zero to the largest coordinate of a row."""
         self.block = _block(lattice, dim)
         if not 1 <= q <= LARGEST_Q:
             raise ConfigurationError(f"the Q of a lattice must lie in 1 to {LARGEST_Q}, not {q}")
@@ -79,10 +78,9 @@ class LatticeCompat:
         return 8 * self._dtype.size + SIDE_BITS / self.dim
 
     def _rotate(self, unit: mx.array) -> mx.array:
-        """The turn in the order of sums of the published codec, where the device sums as it is told.
+        """On a CPU, a product that sums as the published codec does: its library, up to 192 terms in one go.
 
-        That is a matrix product on a CPU, whose library sums up to 192 terms in one go. A last bit decides
-        now and then which float16 the largest coordinate becomes, and so about all points of a row.
+        A last bit now and then decides which float16 the largest coordinate becomes, so all points of a row.
         """
         matrix = self._matrix
         if matrix is None:
@@ -100,7 +98,6 @@ class LatticePacked:
     parts = 2  # packed coordinates, two numbers whose product is n · max|y|
 
     def __init__(self, lattice: str, bits: int, dim: int) -> None:
-        """A code for rows of ``dim`` values, a multiple of 8, in b = ``bits`` bits a coordinate."""
         self.block = _block(lattice, dim)
         if bits not in BITS:
             raise ConfigurationError(f"the bits of a packed lattice must lie in 2 to 8, not {bits}")
@@ -123,10 +120,7 @@ class LatticePacked:
         return pack(words, self.bits, is_half if self.lattice == "e8" else None), _side(length * moved, kept)
 
     def _best(self, turned: mx.array, kept: mx.array, moved: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Of the ranges ±kept · moved [..., S] the one with the least error, the first if equal.
-
-        Its coordinates as by `closest_within` [..., W, n], cosets [..., W, 1], and its kept [..., 1].
-        """
+        """The range ±kept · moved [..., S] of least error: coordinates [..., W, n], cosets, kept [..., 1]."""
         scale = (kept.astype(mx.float32) * moved / self.q)[..., None]
         ranges = kept.shape[-1]
         blocks = mx.expand_dims(turned, -2) / scale
@@ -151,7 +145,6 @@ class LatticePacked:
 
 
 def _block(lattice: str, dim: int) -> int:
-    """Coordinates of a point of the lattice, which divide the dimension."""
     if lattice not in BLOCK:
         raise ConfigurationError(f"{lattice!r} is no lattice; there are {', '.join(BLOCK)}")
     if dim % BLOCK[lattice]:
@@ -163,7 +156,6 @@ def _block(lattice: str, dim: int) -> int:
 
 @cache
 def _matrix(dim: int) -> mx.array:
-    """H / sqrt(D), computed once."""
     matrix = mx.hadamard_transform(mx.eye(dim), scale=1.0) / mx.array(sqrt(dim))
     mx.eval(matrix)
     return matrix
@@ -194,12 +186,10 @@ def _largest(turned: mx.array) -> mx.array:
 
 
 def _side(length: mx.array, kept: mx.array) -> mx.array:
-    """The two numbers of a row, float16 [..., 2]."""
     return mx.concatenate([mx.minimum(length, LARGEST).astype(mx.float16), kept], -1)
 
 
 def _restore(turn: Hadamard, points: mx.array, side: mx.array, q: int, dtype: mx.Dtype) -> mx.array:
-    """Rows of their points [..., D] and numbers [..., 2]."""
     side = side.astype(mx.float32)
     rows = turn.unrotate(points * (side[..., 1:] / q)) * side[..., :1]
     return within_range(rows, dtype)
@@ -218,9 +208,8 @@ def closest(lattice: str, values: mx.array) -> mx.array:
 def closest_within(lattice: str, values: mx.array, bound: int) -> tuple[mx.array, mx.array]:
     """Closest points to float32 values [..., n] with coordinates within ±q, in the half coset ±(q + ½).
 
-    Returns:
-        The coordinates less the lowest of their coset, whole numbers from 0, float32 [..., n]: a point is
-        that less q, and less another ½ in the half coset. And whether it is one of that coset, bool [..., 1].
+    Gives coordinates less the lowest of their coset, whole numbers from 0, float32 [..., n], and whether
+    that is the half coset, bool [..., 1].
     """
     whole = _even_within(values, -bound, bound)
     if lattice == "d4":
@@ -267,10 +256,7 @@ def _squared(difference: mx.array) -> mx.array:
 
 
 def pack(codes: mx.array, bits: int, is_half: mx.array | None = None) -> mx.array:
-    """Pack coordinates 0 … 2^b - 1 of any type [..., W, 8] to uint8 [..., W·b].
-
-    For E8, is_half bool [..., W, 1] says whether a point is of the half coset.
-    """
+    """Pack coordinates 0 … 2^b - 1 [..., W, 8] to uint8 [..., W·b]; for E8, is_half is bool [..., W, 1]."""
     codes = codes.astype(mx.uint64)
     word = codes[..., :1]
     for place in range(1, WORD):
