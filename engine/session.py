@@ -28,7 +28,7 @@ class _Mark:
 
     tokens: int  # held then
     caches: Mark
-    drafter: Callable[[], None] | None  # brings it back
+    drafter: Callable[[], object] | None  # brings it back
 
 
 class Session:

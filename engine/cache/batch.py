@@ -6,8 +6,8 @@ p, of a sliding layer where `SlidingRing` has it), so a sequence enters and leav
 Recurrent states are replayed with mlx-lm's own machinery for prompts of different lengths (a mask, and
 ``lengths`` on the cache), projections being answered from the record as for a single sequence.
 
-Not covered, and refused up front: mlx-lm's quantized and chunked caches, those that can only be put back,
-and recurrent families whose update does not take lengths.
+Refused up front: mlx-lm's quantized and chunked caches, those that can only be put back, and recurrent
+families whose update does not take lengths.
 """
 
 from collections.abc import Sequence

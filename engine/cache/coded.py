@@ -1,8 +1,7 @@
 """Keys and values kept in a code, in the same places as plain ones.
 
-A code turns each row into a few arrays (`engine.cache.codecs`). Each of them is kept by a plain store:
-mlx-lm's growing cache, our ring, or their counterparts in batches and compiled blocks. So windows, rollback,
-merging and masks are those of the stores, and nothing here knows about positions.
+Each array of a code (`engine.cache.codecs`) is kept by a plain store: mlx-lm's growing cache, our ring, or
+their counterparts in batches and compiled blocks, which do the windows, rollback, merging and masks.
 
 New rows are encoded before they are attended to, also those of the block itself: what a query sees of a
 position does not depend on how many came with it.

@@ -6,10 +6,9 @@ back. This ring has ``headroom`` spare rows: what a block overwrites had left th
     row of position p:   p                              for p < sink (pinned for good)
                          sink + (p - sink) mod M        otherwise, M = window + headroom
 
-Appending writes the new rows alone, a rollback is a smaller number, and nothing ever moves. Keys carry their
-rotation already, so their order does not matter to attention; the mask follows the rows. A query at position
-q sees positions p ≤ q with p > q - window or p < sink: exactly, also inside a block, where mlx-lm's
-`RotatingKVCache(keep=k)` hides pinned entries from all but the first query.
+A rollback is a smaller number, and nothing ever moves. Keys are rotated already, so their order does not
+matter to attention. A query at q sees positions p ≤ q with p > q - window or p < sink, also inside a block,
+where mlx-lm's `RotatingKVCache(keep=k)` hides pinned entries from all but the first query.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,8 @@
 """How each kind of cache goes back to fewer positions: one rollback for each cache.
 
 Recurrent states (gated delta, state space, short convolution) cannot be trimmed. The old state is put back,
-and mlx-lm's own update is run again on the positions that are kept. Nearly all of a layer's cost is in its
-projections, which treat positions one by one: their outputs were computed in the first run and are given back
-from the record, so that no weight is read twice. The replay's own output is dropped, and being lazy, what
-only leads to it is never computed.
+and mlx-lm's own update is run again on the positions that are kept. Projections, nearly all of the cost,
+treat positions one by one: the first run's outputs are given back, so that no weight is read twice.
 
     first run (n positions)    mixer(x)      → state n     x and the projections' outputs are recorded
     replay    (k positions)    mixer(x[:k])  → state k     the same code, projections answered from the record
@@ -22,6 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, QuantizedKVCache, _BaseCache
 
 from engine.cache.policy import RestoredKV
@@ -110,7 +109,6 @@ class RecurrentRollback(SnapshotRollback):
         wiring.recording[id(cache)] = self  # the cache lives as long: it is known by its id
 
     def begin(self, positions: int) -> None:
-        """Keep the state, and record how more than one position change it."""
         super().begin(positions)
         self._before = list(self._cache.cache)
         self.positions, self.calls = positions if positions > 1 else 0, []
@@ -137,10 +135,9 @@ class RecurrentRollback(SnapshotRollback):
             return True
         ends = mx.array(list(kept), mx.int32)
         mask = mx.arange(self.positions) < ends[:, None]
-        bound = [call.arguments for call in self.calls]
         masked = [
-            {**each.arguments, "mask": mask} if "mask" in each.signature.parameters else None
-            for each in bound
+            {**bound.arguments, "mask": mask} if "mask" in bound.signature.parameters else None
+            for bound in (call.arguments for call in self.calls)
         ]
         done = self._replayed(masked, self.positions, ends)
         self._cache.lengths = None
@@ -184,42 +181,27 @@ class Snapshot:
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
-        self._attributes = _copied(vars(cache))
+        self._attributes = tree_map(_copied, vars(cache))
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in _arrays(self._attributes))
+        leaves: dict[str, Any] = dict(tree_flatten(self._attributes))
+        return sum(leaf.nbytes for leaf in leaves.values() if isinstance(leaf, mx.array | Snapshot))
 
     def restore(self) -> Any:
         """Give the object its attributes back, any number of times; returns the object."""
         vars(self._cache).clear()
-        vars(self._cache).update(_copied(self._attributes))
+        vars(self._cache).update(tree_map(_copied, self._attributes))
         return self._cache
 
 
-def _copied(value: Any) -> Any:
+def _copied(leaf: Any) -> Any:
     """Arrays under other handles, caches as snapshots, and snapshots as the caches they restore."""
-    if isinstance(value, mx.array):
-        return mx.array(value)
-    if isinstance(value, _BaseCache):
-        return Snapshot(value)
-    if isinstance(value, Snapshot):
-        return value.restore()
-    if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(_copied(inner) for inner in value)
-    return value
-
-
-def _arrays(value: Any) -> Iterator[mx.array]:
-    if isinstance(value, mx.array):
-        yield value
-    elif isinstance(value, Snapshot):
-        yield from _arrays(value._attributes)
-    elif isinstance(value, dict) or type(value) in {list, tuple}:
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _arrays(inner)
+    if isinstance(leaf, mx.array):
+        return mx.array(leaf)
+    if isinstance(leaf, _BaseCache):
+        return Snapshot(leaf)
+    return leaf.restore() if isinstance(leaf, Snapshot) else leaf
 
 
 TRIMMED = {KVCache, RestoredKV, WindowedKV, QuantizedKVCache, ChunkedKVCache}

@@ -8,11 +8,9 @@ How each kind of cache goes back (`engine.cache.rollback`):
     `CacheList`, coded keys and values              their members and stores, each in its own way
     anything else                                   put back as it was, and the k tokens are **uncached**
 
-Carried tokens are committed, but no cache holds them. The caller puts them in front of the next forward,
-where they are accepted by construction; `begin` and `commit` count them. They stay few: keeping a whole block
-leaves none, so a forward without drafts clears them. All layers carry, or none.
-
-Everything is lazy: nothing here waits for the device.
+Uncached tokens are committed, but no cache holds them. The caller puts them in front of the next forward;
+`begin` and `commit` count them. Keeping a whole block leaves none, so a forward without drafts clears them.
+All layers have the same ones. Nothing here waits for the device.
 """
 
 from collections import Counter

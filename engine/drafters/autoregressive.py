@@ -3,10 +3,8 @@
     feed the committed tokens it has not seen and the bonus   one forward; its last row gives d1
     feed d1, d2 … d(n-1), one by one                          n - 1 forwards; each gives the next draft
 
-All of it is one graph. Its caches are moved by a transaction of their own, so that rejected drafts leave no
-trace, whatever layers the model has. Nothing is fed before the first draft is asked for: a sequence that is
-decoded plainly costs the drafter nothing. Each draft costs a forward, so only a model much smaller than the
-target can pay.
+All of it is one graph, on caches with a transaction of their own. Nothing is fed before the first draft is
+asked for: a sequence that is decoded plainly costs the drafter nothing.
 """
 
 from collections.abc import Sequence
@@ -31,6 +29,7 @@ class Autoregressive(TextDrafter):
     """Drafts token by token with an mlx-lm model that shares the target's vocabulary."""
 
     name = "autoregressive"
+    _fed: int  # observed tokens that were fed for good
 
     def __init__(self, model: Target, block_size: int = 8, policy: KVPolicy = NATIVE) -> None:
         """Draft with ``model``, blocks of up to twice ``block_size``; ``policy`` is of its own caches."""
@@ -106,17 +105,14 @@ class Autoregressive(TextDrafter):
 
     def _catch_up(self) -> list[int]:
         """Feed what was observed without a proposal; the few tokens to be fed with the bonus remain."""
-        while len(unseen := self._unseen()) > UNSEEN:
+        # Unseen by the caches: never fed, or uncached by the transaction.
+        while len(unseen := self._tokens[self._fed - self._transaction.uncached :]) > UNSEEN:
             part = unseen[:CHUNK]
             self._forward(mx.array([part], mx.int32))
             launch([cache.state for cache in self._transaction.caches])
             self._transaction.settle()
             self._fed = len(self._tokens) - len(unseen) + len(part)
         return unseen
-
-    def _unseen(self) -> list[int]:
-        """Observed tokens that the caches do not hold: never fed, or uncached by the transaction."""
-        return self._tokens[self._fed - self._transaction.uncached :]
 
     def _settle(self, drafts: mx.array, tokens: Sequence[int]) -> None:
         """Keep the positions of the open transaction whose tokens were committed, drop the others."""
@@ -138,7 +134,7 @@ class Autoregressive(TextDrafter):
     def _forget_caches(self) -> None:
         self._transaction.close()
         self._transaction = self._new_transaction()
-        self._fed = 0  # observed tokens that were fed for good
+        self._fed = 0
 
     def _new_transaction(self) -> Transaction:
         caches = new_caches(self._model.model, UNSEEN + 2 * self.block_size, self._policy)

@@ -64,7 +64,7 @@ class Drafter(Protocol):
     def rewind(self, count: int) -> bool:
         """Forget the last ``count`` observed tokens; False where it cannot, and then nothing is forgotten."""
 
-    def mark(self) -> Callable[[], None]:
+    def mark(self) -> Callable[[], object]:
         """Note the present state; what is returned brings it back, as often as it is called."""
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
@@ -89,13 +89,9 @@ class TextDrafter:
             del self._tokens[length - count :]
         return count <= length
 
-    def mark(self) -> Callable[[], None]:
+    def mark(self) -> Callable[[], object]:
         length = len(self._tokens)
-
-        def back() -> None:
-            self.rewind(len(self._tokens) - length)
-
-        return back
+        return lambda: self.rewind(len(self._tokens) - length)
 
 
 def refuse_mismatch(what: str, drafter: int | None, target: int) -> None:

@@ -4,12 +4,11 @@
     for each of `steps` forwards over context + block, every row seeing every row:
         guess all that is still masked; fill in the guesses that are surest; never mask them again
 
-The drafts are chosen, not drawn, also when sampling: rejection goes from left to right and needs the
-probability of each draft given those *before* it. A network that fills tokens in any order, each given some
-to its right, does not have that probability, so drawing from its marginals would not give q.
+The drafts are chosen, not drawn, also when sampling: rejection needs the probability of each draft given
+those *before* it, which a network that fills tokens in any order does not have.
 
-Nothing is kept between rounds: a filled token changes what every row sees, so there are no keys and values to
-reuse. To bound the cost of a round, the network sees the last ``context`` tokens only.
+Nothing is kept between rounds, as a filled token changes what every row sees. To bound the cost of a round,
+the network sees the last ``context`` tokens only.
 
 The folder's config.json may say how many masks, forwards and tokens of context (``draft_block_size``,
 ``draft_steps``, ``draft_context``); the spec overrules it: ``masked-diffusion:FOLDER?steps=2``.

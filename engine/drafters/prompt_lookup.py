@@ -7,8 +7,6 @@ so a period is followed for as long as asked.
 Measured on the shipped prompts with the shipped target's greedy output (192 tokens each): the most recent of
 the longest matches is confirmed more often than the first, the most frequent or a vote; and a suffix of L
 tokens earns a block of at most 4·L, since a longer one is rejected more often than it pays.
-
-Nothing runs on the device. Not covered: matches across sequences, and tokens that are alike but not equal.
 """
 
 from array import array

@@ -26,7 +26,7 @@ from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
+from engine.networks.mdlm import CLASSES, MODEL_TYPES, classes, mask_token
 from engine.target.attention import refuse_policy
 from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
@@ -212,24 +212,27 @@ def _architecture(config: Mapping[str, Any], name: str) -> bool:
 
 
 KINDS: dict[str, DrafterKind] = {
-    name: DrafterKind(text, opener)
-    for name, text, opener in (
-        ("dflash", "a DFlash network: a block in one forward, from the target's hidden states", _open_block),
-        ("dflash2", "a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
-        ("prompt-lookup", "no model: what followed the last time the text ended so", _open_prompt_lookup),
-        ("autoregressive", "a small model with the target's tokenizer, token by token", _open_autoregressive),
-        (
-            "masked-diffusion",
-            "a masked diffusion model with the target's tokenizer, surest token first",
-            _open_masked_diffusion,
-        ),
-    )
+    "dflash": DrafterKind(
+        "a DFlash network: a block in one forward, from the target's hidden states", _open_block
+    ),
+    "dflash2": DrafterKind("a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
+    "prompt-lookup": DrafterKind(
+        "no model: what followed the last time the text ended so", _open_prompt_lookup
+    ),
+    "autoregressive": DrafterKind(
+        "a small model with the target's tokenizer, token by token", _open_autoregressive
+    ),
+    "masked-diffusion": DrafterKind(
+        "a masked diffusion model with the target's tokenizer, surest token first", _open_masked_diffusion
+    ),
 }
 
 # How the config.json of a folder gives its kind away; the first that holds.
 SIGNS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "dflash2": lambda config: _architecture(config, "DFlash2DraftModel"),
     "dflash": lambda config: _architecture(config, "DFlashDraftModel") or "dflash_config" in config,
-    "masked-diffusion": is_masked_diffusion,
+    "masked-diffusion": lambda config: (
+        config.get("model_type") in MODEL_TYPES or any(_architecture(config, name) for name in CLASSES)
+    ),
     "autoregressive": lambda config: "model_type" in config,
 }

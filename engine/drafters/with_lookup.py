@@ -1,12 +1,8 @@
 """Prompt lookup next to another drafter: each round the one whose drafts did better in this text.
 
-A look-up costs nothing compared with a forward of a network, so it may be confirmed a little less. How much a
-match is worth depends on its length and on the text. Look-ups are tried in every round that is drafted, also
-where the other drafter is asked, and how much of them comes true is counted as the text goes on. The other's
-score fades while it is not asked, so that it gets another chance.
-
-Nothing is remembered from one continuation to the next: the choice depends on the text and on where its
-rounds began.
+A look-up costs no forward, so it may be confirmed a little less. It is tried in every round, also where the
+other drafter is asked, and how much comes true is counted by the length of the match. The other's score fades
+while it is not asked, so that it gets another chance. Scores begin again with each continuation.
 """
 
 from collections.abc import Callable, Sequence

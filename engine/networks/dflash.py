@@ -6,8 +6,7 @@ once, and offered to every layer as extra keys and values. The *block* is [bonus
 with the target's table; its rows attend to the context and to each other, and the target's own head turns
 the rows after the first into drafts.
 
-Parameters carry the published names. What DFlash 2 adds is in `engine.networks.dflash2`. Embedding, head and
-acceptance live with the target and the drafter logic.
+Parameters have the published names. What DFlash 2 adds is in `engine.networks.dflash2`.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +44,7 @@ class LayerContext:
         self.buffers: list[mx.array] = []  # keys and values, or the parts of their codes
 
     def extend(self, keys: mx.array, values: mx.array, new: int) -> tuple[mx.array, mx.array, int]:
-        """Append rows [1, KV heads, new + block, head dim]; return what to attend to, and its context rows."""
+        """Append rows [1, KV heads, new + block, head dim]; return all to attend to, of them the context."""
         codec = self._codec
         if codec is None:
             self._write([keys, values])

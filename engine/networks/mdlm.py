@@ -4,8 +4,8 @@ The published checkpoints (Qwen3-0.6B-diffusion-mdlm and its kin, ``model_type``
 with its own parameter names; only the causal mask is gone, and row i of the logits is a guess at token i
 itself, not at the one after it. Layers are mlx-lm's, called without a mask; so are quantized checkpoints.
 
-The drafter decides which masks are filled when. Sliding layers do not exist in this layout: a
-``sliding_window`` in the config is ignored, as the published code does.
+Sliding layers do not exist in this layout: a ``sliding_window`` in the config is ignored, as the published
+code does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,13 +49,6 @@ class MaskedDiffusionModel(nn.Module):
     @property
     def layers(self) -> Sequence[nn.Module]:
         return self.model.layers
-
-
-def is_masked_diffusion(config: Mapping[str, Any]) -> bool:
-    names = config.get("architectures")
-    return config.get("model_type") in MODEL_TYPES or (
-        isinstance(names, list) and any(name in CLASSES for name in names if isinstance(name, str))
-    )
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[MaskedDiffusionModel], type[ModelArgs]]:

@@ -6,8 +6,8 @@ long the sequence is by now; mlx-lm has no class for these. Rotating means, for 
 of a head at position p, (x, y) → (x cos pω - y sin pω, y cos pω + x sin pω), times an attention factor that
 only some types have.
 
-On Metal one kernel rotates. mlx's CPU backend would compute the same cosines for every layer, for queries and
-keys alike; there they are computed once for many positions and shared.
+On Metal one kernel rotates. On a CPU it would compute the same cosines for every layer, for queries and keys
+alike; there they are computed once for many positions and shared.
 """
 
 from collections.abc import Mapping

@@ -2,13 +2,11 @@
 
     n = |x|,  y = R x / n,  s = max|y| / q,  c = closest point to y / s,     x ≈ n · s · R^T c
 
-n and max|y| are kept in float16. There are two codes. `LatticeCompat` gives what the published codec
+n and max|y| are kept in float16; all is computed in float32. `LatticeCompat` gives what the published codec
 (kakeyalattice 1.5.0) gives, to the last bits where the products sum in the same order: points are cut off at
 ±q after they are found, and coordinates are kept in whole bytes. `LatticePacked` finds the closest point
 within bounds, and of a few ranges, max|y| the widest, the one with the least error; it keeps exactly b bits a
 coordinate. With few bits cutting off the tails costs less than a coarse grid.
-
-All is computed in float32. Rows beyond the range of the two numbers are made as long as they can say.
 
     D_n = {x in Z^n: the sum of x is even}        E8 = D8 and D8 + ½ together
 
