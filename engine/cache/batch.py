@@ -79,7 +79,6 @@ class RaggedKV(_BaseCache):
         self._starts = self.lengths
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Keep the first ``kept[s]`` positions of sequence s since `begin`."""
         self.lengths = [start + count for start, count in zip(self._starts or (), kept, strict=True)]
         self._starts = None
 
@@ -145,7 +144,6 @@ class RaggedKV(_BaseCache):
         return self.keys, self.values
 
     def size(self) -> int:
-        """Positions of the longest sequence that are attended to."""
         longest = max(self.lengths)
         return longest if self.window is None else min(longest, self.sink + self.window)
 

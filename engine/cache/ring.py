@@ -206,7 +206,6 @@ class SlidingRing(_BaseCache):
 
     @property
     def capacity(self) -> int:
-        """Rows of a full buffer."""
         return self.sink + self._turn
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:

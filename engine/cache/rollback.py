@@ -58,7 +58,6 @@ class Rollback:
             self._start = None
 
     def rewindable(self, count: int) -> bool:
-        """Whether the last ``count`` rows can still be forgotten."""
         left, first = self._cache.offset - count, 0
         if type(self._cache) is ChunkedKVCache and self._cache.start_position:  # part of older chunks is gone
             first, left = self._cache.start_position, left - left % self._cache.chunk_size
@@ -310,7 +309,6 @@ class Wiring:
         object.__setattr__(module, "__class__", type(plain.__name__, (plain,), body))
 
     def _listening(self, plain: type) -> Any:
-        """The call of a module that is given a cache."""
         signature = inspect.signature(plain.__call__)
         place = list(signature.parameters).index("cache") - 1
 

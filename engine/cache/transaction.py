@@ -85,7 +85,6 @@ class TransactionBase:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Abort an open transaction when the block is left by an exception."""
         try:
             yield
         except BaseException:
@@ -147,7 +146,6 @@ class Transaction(TransactionBase):
         return Mark(tuple(kept))
 
     def back_to(self, mark: Mark, count: int) -> None:
-        """Forget the last ``count`` committed tokens, those since the mark."""
         self._refuse_open()
         for rollback, snapshot in zip(self._rollbacks, mark.kept, strict=True):
             if snapshot is None:

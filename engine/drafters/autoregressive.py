@@ -26,8 +26,6 @@ UNSEEN = 32  # unseen tokens that enter with the bonus instead
 
 
 class Autoregressive(TextDrafter):
-    """Drafts token by token with an mlx-lm model that shares the target's vocabulary."""
-
     name = "autoregressive"
     _fed: int  # observed tokens that were fed for good
 
@@ -115,7 +113,6 @@ class Autoregressive(TextDrafter):
         return unseen
 
     def _settle(self, drafts: mx.array, tokens: Sequence[int]) -> None:
-        """Keep the positions of the open transaction whose tokens were committed, drop the others."""
         # Where more than the bonus is committed, the drafts were verified, so they are known by now.
         guessed = read_tokens(drafts)[:-1] if len(tokens) > 1 else []
         same = 0

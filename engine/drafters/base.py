@@ -95,7 +95,6 @@ class TextDrafter:
 
 
 def refuse_mismatch(what: str, drafter: int | None, target: int) -> None:
-    """Raise DrafterMismatchError where the drafter's value is known, and differs from the target's."""
     if drafter is not None and drafter != target:
         raise DrafterMismatchError(
             f"this drafter is for another target: {what} {drafter} in the drafter, {target} in the target"

@@ -20,8 +20,6 @@ from engine.target.model import Target
 
 
 class BlockDrafter:
-    """Drafts a block in one forward of a DFlash or DFlash 2 network."""
-
     absorb_at = 512  # waiting rows that enter without a draft
 
     def __init__(self, network: DFlash, policy: KVPolicy = NATIVE) -> None:

@@ -45,8 +45,6 @@ class DraftScore:
 
 @dataclass
 class _Guess:
-    """Looked-up drafts on trial."""
-
     score: DraftScore  # where the outcome belongs
     tokens: list[int]  # the bonus token and the drafts
     seen: int = 0  # how many of them the text has confirmed
@@ -63,8 +61,6 @@ class _Guess:
 
 
 class WithLookup:
-    """Two drafters, told of the same tokens."""
-
     def __init__(self, other: Drafter) -> None:
         self._lookup, self._other = PromptLookup(), other
         self.name = f"{self._lookup.name}+{other.name}"

@@ -71,7 +71,6 @@ class LayerContext:
         return self.length if self.keep is None else self.sink + self.keep
 
     def _write(self, rows: Sequence[mx.array]) -> None:
-        """Put rows behind the committed ones, in larger buffers where they do not fit."""
         count = rows[0].shape[2]
         if not self.buffers or self.length + count > self.buffers[0].shape[2]:
             held = self.length if self.keep is None else min(self.length, self._most + SPARE)
@@ -221,7 +220,6 @@ class Attention(nn.Module):
         return keys, self.v_proj(rows).reshape(shape).transpose(0, 2, 1, 3)
 
     def _mask(self, length: int, seen: int) -> mx.array | str | None:
-        """Which of ``seen`` context rows and ``length`` block rows each block row sees (True: sees)."""
         if self.window is None or seen + length <= self.window:  # the window hides nothing
             return "causal" if self.causal else None
         return _window_mask(length, seen, self.window, self.causal)
@@ -252,8 +250,6 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Pre-norm transformer layer over the block rows."""
-
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.self_attn = Attention(config, layer)
@@ -305,7 +301,6 @@ class DFlash(nn.Module):
         return hidden
 
     def absorb(self, taps: mx.array, context: Context, *, ahead: int = 0) -> None:
-        """Add committed positions without drafting; ``ahead`` more count towards the sequence's length."""
         features, new = self._features(taps), taps.shape[1]
         angles = self.rope.angles(context.offset, new, context.offset + new + ahead)
         for layer, memory in zip(self.layers, context.layers, strict=True):

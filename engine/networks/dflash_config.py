@@ -31,8 +31,6 @@ HEAD_DIM, WINDOW, FIRST_SLIDING_LAYER = 128, 4096, 28
 
 @dataclass(frozen=True)
 class Second:
-    """What DFlash 2 has besides."""
-
     conv_kernel_size: int  # block rows a convolution sees, the row itself included
     conv_group_size: int  # channels that share a dynamic kernel
     selector_rank: int  # width of the codebooks that score pairs of neighbours

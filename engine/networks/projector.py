@@ -32,8 +32,6 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ProjectorConfig:
-    """A projector's ``config.json``, checked."""
-
     target: str  # digest of the weights of the target it was trained for
     drafter: str  # … of the drafter
     taps: tuple[int, ...]  # target layers the drafter reads

@@ -20,8 +20,6 @@ GROUPS = (32, 64, 128)
 
 
 class Affine:
-    """mlx's affine code over the values as they are."""
-
     parts = 3  # codes, scales, biases
 
     def __init__(self, bits: int, group: int, dim: int) -> None:

@@ -239,7 +239,6 @@ def _even_within(values: mx.array, low: int, high: int) -> mx.array:
 
 
 def _is_odd(points: mx.array) -> mx.array:
-    """Whether the sum of each point is odd, bool [..., 1]."""
     total = mx.sum(points, -1, keepdims=True)
     return total != 2 * mx.round(total / 2)
 
