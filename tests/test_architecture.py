@@ -119,10 +119,11 @@ def test_the_format_imports_the_standard_library_and_pydantic_alone():
     assert {name.partition(".")[0] for _, name in imports("evidence_format")} <= allowed
 
 
-def test_a_public_class_of_the_bridge_has_a_name_of_its_own():
+@pytest.mark.parametrize("package", ["bridge", "engine"])
+def test_a_public_class_has_a_name_of_its_own(package: str):
     """A name in a message or a trace leads to one definition."""
     places: dict[str, list[str]] = {}
-    for file, tree in sources("bridge"):
+    for file, tree in sources(package):
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(f"{file}:{node.lineno}")

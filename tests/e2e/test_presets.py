@@ -224,7 +224,8 @@ SABOTAGES = {
     ),
     "nothing is injected": Sabotage(
         "engine/restoration/session.py",
-        "            cache.overwrite(start, *site.placed(keys[None], values[None], start, cache.keys.shape[1]))\n",
+        "            cache.overwrite("
+        "start, *site.placed(keys[None], values[None], start, cache.keys.shape[1]))\n",
         "            del cache, keys, values\n",
         "k3-step1-incremental",
         RESTORED,
