@@ -42,18 +42,35 @@ SHARES = {2: (1, 0.5, 0.42, 0.35), 3: (1, 0.85, 0.74, 0.64), 4: (1, 0.93, 0.86, 
 SIDE_BITS = 32  # the two float16 numbers of a row
 
 
-class LatticeCompat:
-    """The published codec's round trip, its coordinates kept in 8 or 16 bits."""
+class _Lattice:
+    parts = 2  # coordinates, and two float16 numbers whose product is n · max|y|
+    q: int
 
-    parts = 2  # coordinates, (n, max|y|)
+    def __init__(self, lattice: str, dim: int) -> None:
+        if lattice not in BLOCK:
+            raise ConfigurationError(f"{lattice!r} is no lattice; there are {', '.join(BLOCK)}")
+        self.lattice, self.block, self.dim = lattice, BLOCK[lattice], dim
+        if dim % self.block:
+            raise ConfigurationError(
+                f"a head dimension of {dim} has no whole number of {lattice} blocks of {self.block}"
+            )
+        self._turn = Hadamard(dim)
+
+    def _restored(self, points: mx.array, side: mx.array, dtype: mx.Dtype) -> mx.array:
+        side = side.astype(mx.float32)
+        rows = self._turn.unrotate(points * (side[..., 1:] / self.q)) * side[..., :1]
+        return within_range(rows, dtype)
+
+
+class LatticeCompat(_Lattice):
+    """The published codec's round trip, its coordinates kept in 8 or 16 bits."""
 
     def __init__(self, lattice: str, q: int, dim: int) -> None:
         """Code rows of ``dim`` values, ``q`` steps from zero to the largest coordinate of a row."""
-        self.block = _block(lattice, dim)
+        super().__init__(lattice, dim)
         if not 1 <= q <= LARGEST_Q:
             raise ConfigurationError(f"the Q of a lattice must lie in 1 to {LARGEST_Q}, not {q}")
-        self.lattice, self.q, self.dim = lattice, q, dim
-        self._turn = Hadamard(dim)
+        self.q = q
         self._matrix = _matrix(dim) if mx.default_device() == mx.cpu else None
         self._unit = 0.5 if lattice == "e8" else 1.0  # coordinates are whole multiples of it
         self._dtype = mx.int8 if q / self._unit <= 127 else mx.int16
@@ -70,7 +87,7 @@ class LatticeCompat:
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
         codes, side = parts
-        return _restore(self._turn, codes.astype(mx.float32) * self._unit, side, self.q, dtype)
+        return self._restored(codes.astype(mx.float32) * self._unit, side, dtype)
 
     def bits_per_value(self) -> float:
         return 8 * self._dtype.size + SIDE_BITS / self.dim
@@ -90,20 +107,16 @@ class LatticeCompat:
         return turned
 
 
-class LatticePacked:
+class LatticePacked(_Lattice):
     """Points within ±q, q = 2^(b-1) - 1, those of the half coset within ±(q + ½): b bits a coordinate."""
 
-    parts = 2  # packed coordinates, two numbers whose product is n · max|y|
-
     def __init__(self, lattice: str, bits: int, dim: int) -> None:
-        self.block = _block(lattice, dim)
+        super().__init__(lattice, dim)
         if bits not in BITS:
             raise ConfigurationError(f"the bits of a packed lattice must lie in 2 to 8, not {bits}")
         if dim % WORD:
             raise ConfigurationError(f"a head dimension of {dim} cannot be packed: no multiple of {WORD}")
-        self.lattice, self.bits, self.dim = lattice, bits, dim
-        self.q = 2 ** (bits - 1) - 1
-        self._turn = Hadamard(dim)
+        self.bits, self.q = bits, 2 ** (bits - 1) - 1
 
     def encode(self, rows: mx.array) -> Parts:
         """See `Codec.encode`: uint8 [..., N, D·b/8], and numbers float16 [..., N, 2]."""
@@ -136,20 +149,10 @@ class LatticePacked:
         words, is_half = unpack(packed, self.bits, cosets=self.lattice == "e8")
         lowest = mx.array(float(self.q)) if is_half is None else self.q + 0.5 * is_half
         points = (words.astype(mx.float32) - lowest).reshape(*packed.shape[:-1], self.dim)
-        return _restore(self._turn, points, side, self.q, dtype)
+        return self._restored(points, side, dtype)
 
     def bits_per_value(self) -> float:
         return self.bits + SIDE_BITS / self.dim
-
-
-def _block(lattice: str, dim: int) -> int:
-    if lattice not in BLOCK:
-        raise ConfigurationError(f"{lattice!r} is no lattice; there are {', '.join(BLOCK)}")
-    if dim % BLOCK[lattice]:
-        raise ConfigurationError(
-            f"a head dimension of {dim} has no whole number of {lattice} blocks of {BLOCK[lattice]}"
-        )
-    return BLOCK[lattice]
 
 
 @cache
@@ -185,12 +188,6 @@ def _largest(turned: mx.array) -> mx.array:
 
 def _side(length: mx.array, kept: mx.array) -> mx.array:
     return mx.concatenate([mx.minimum(length, LARGEST).astype(mx.float16), kept], -1)
-
-
-def _restore(turn: Hadamard, points: mx.array, side: mx.array, q: int, dtype: mx.Dtype) -> mx.array:
-    side = side.astype(mx.float32)
-    rows = turn.unrotate(points * (side[..., 1:] / q)) * side[..., :1]
-    return within_range(rows, dtype)
 
 
 def closest(lattice: str, values: mx.array) -> mx.array:
