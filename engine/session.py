@@ -166,7 +166,8 @@ class Session(AbstractContextManager["Session"]):
     def forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
         """One forward over [1, N] tokens: logits [1, N, V] and hidden states."""
         if self._compiled is not None and tokens.shape[1] <= self.headroom:
-            done = self._compiled.forward(tokens, self.caches, self.transaction.open_positions or self.headroom)
+            most = self.transaction.open_positions or self.headroom
+            done = self._compiled.forward(tokens, self.caches, most)
             if done is not None:
                 return done
         return self.target.forward(tokens, self.caches, self._hooks)
