@@ -12,29 +12,29 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from engine.cli.options import PATH, option
+from engine.cli.options import PATH, group, option
 from engine.errors import ConfigurationError
 
 QUIET_S = 2.0  # seconds until progress is worth a line
+KV_HELP = (
+    "Which keys and values are kept, and how, as for generate; several times, or 'all' [default: native]."
+)
 USAGE = "give --table article, or --context N (and --model FOLDER); see kakeya_engine memory --help"
 
 
 @click.command("memory")
-@option("--table", "Print a published table from its formula.", type=click.Choice(["article"]))
-@option("--model", "Folder of the model, config.json will do [default: shipped].", type=PATH)
-@option(
-    "--kv",
-    "Which keys and values are kept, and how, as for generate; several times, or 'all' [default: native].",
-    multiple=True,
-    metavar="POLICY",
+@group(
+    option("--table", "Print a published table from its formula.", type=click.Choice(["article"])),
+    option("--model", "Folder of the model, config.json will do [default: shipped].", type=PATH),
+    option("--kv", KV_HELP, multiple=True, metavar="POLICY"),
+    option("--batch", "Sequences decoded together.", 1),
+    option("--context", "Tokens of each prompt; one round follows them.", metavar="N[,N]"),
+    option("--block", "Tokens a verify forward; auto: as the drafter was made for, 1 without one.", "auto"),
+    option("--prefill-chunk", "Prompt tokens a forward.", 2048),
+    option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."),
+    option("--quantize", "Count the target's weights as packed on loading.", metavar="BITS[,GROUP]"),
+    option("--drafter", "Add the weights and the state of a drafter, as for generate.", metavar="SPEC"),
 )
-@option("--batch", "Sequences decoded together.", 1)
-@option("--context", "Tokens of each prompt; one round follows them.", metavar="N[,N]")
-@option("--block", "Tokens a verify forward; auto: as the drafter was made for, 1 without one.", "auto")
-@option("--prefill-chunk", "Prompt tokens a forward.", 2048)
-@option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal].")
-@option("--quantize", "Count the target's weights as packed on loading.", metavar="BITS[,GROUP]")
-@option("--drafter", "Add the weights and the state of a drafter, as for generate.", metavar="SPEC")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line.")
 def command(table: str | None, model: Path | None, as_json: bool, **values: Any) -> None:
     """Say how much memory keys and values would take. Nothing is loaded, computed or measured.
@@ -63,49 +63,54 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
             raise click.UsageError(
                 f"--table {table} takes no switch but --json; leave out {', '.join(others)}"
             )
-        from engine.memory import article_document
+        from engine.article import article_document
 
-        document, show = article_document(), article_table
+        document = article_document()
     else:
-        document, show = _predicted(model, values), prediction_table
+        document = _predicted(model, **values)
     if not as_json:
-        show(document)
+        (article_table if table is not None else prediction_table)(document)
     click.echo(json.dumps(document, ensure_ascii=False))
 
 
-def _predicted(model: Path | None, values: dict[str, Any]) -> dict[str, Any]:
-    text = values.pop("context")
-    if text is None:
+def _predicted(
+    model: Path | None, context: str | None, quantize: str | None, **values: Any
+) -> dict[str, Any]:
+    if context is None:
         raise click.UsageError(USAGE)
-    if not re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})*", text):
-        raise ConfigurationError(f"--context {text!r} is not a number, or a list such as 8192,32768")
-    contexts = tuple(dict.fromkeys(int(number) for number in text.split(",")))
+    if not re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})*", context):
+        raise ConfigurationError(f"--context {context!r} is not a number, or a list such as 8192,32768")
+    contexts = tuple(dict.fromkeys(int(number) for number in context.split(",")))
 
     from engine.memory import open_unloaded, predict
     from engine.target.loading import SHIPPED_TARGET
 
-    unloaded = open_unloaded(model or SHIPPED_TARGET, values["dtype"], values.pop("quantize"))
+    unloaded = open_unloaded(model or SHIPPED_TARGET, values["dtype"], quantize)
     policies = values.pop("kv") or ("native",)
     if values["drafter"] == "none":
         values["drafter"] = None
-    return predict(unloaded, policies, contexts, _patient_progress(), **values)
+    return predict(unloaded, policies, contexts, _progress(), **values)
 
 
-def _patient_progress() -> Callable[[int, int, str, str], None]:
+def _progress() -> Callable[[int, int, str, str], None]:
     """Show progress as a runner can follow it, once a prediction takes long."""
-    since = monotonic()
+    since, shown = monotonic(), False
 
-    def progress(done: int, total: int, phase: str, detail: str) -> None:
-        if monotonic() - since > QUIET_S:
+    def show(done: int, total: int, phase: str, detail: str) -> None:
+        nonlocal shown
+        shown = shown or monotonic() - since > QUIET_S
+        if shown:
             click.echo(f"progress {done}/{total} {phase} {detail}", err=True)
 
-    return progress
+    return show
 
 
 def article_table(document: dict[str, Any]) -> None:
     """Print the article's rows as it has them."""
-    columns = ("batch", "context", "net bytes a token", "ratio")
-    table = _table("memory, the original article: ANALYTIC, not measured", *columns)
+    table = _table(
+        "memory, the original article: ANALYTIC, not measured",
+        "batch", "context", "net bytes a token", "ratio",
+    )  # fmt: skip
     for row in document["rows"]:
         texts = row["net_bytes_per_token_text"], row["ratio_text"]
         table.add_row(str(row["batch"]), f"{row['context']:,}", *texts)
@@ -117,26 +122,32 @@ def article_table(document: dict[str, Any]) -> None:
 
 def prediction_table(document: dict[str, Any]) -> None:
     """Print policies side by side, the layers of a single one, and what comes on top of the caches."""
-    rows, batch, block = document["rows"], document["batch"], document["block"]
-    several = ("a sequence",) if batch > 1 else ()
-    columns = ("policy", "context", "caches", *several, "bytes a token", "against native")
+    rows, batch = document["rows"], document["batch"]
+    columns = ["policy", "context", "caches", "a sequence", "bytes a token", "against native"]
+    if batch == 1:
+        columns.remove("a sequence")
     table = _table("memory of caches: ANALYTIC, predicted from shapes, not measured", *columns)
     for row in rows:
-        share = [size(row["bytes_per_sequence"]) for _ in several]
-        figures = f"{row['bytes_per_token']:,.1f}", f"{row['ratio_to_native']:.2f}×"
-        table.add_row(row["kv"], f"{row['context']:,}", size(row["cache_bytes"]), *share, *figures)
+        texts = {
+            "policy": row["kv"],
+            "context": f"{row['context']:,}",
+            "caches": size(row["cache_bytes"]),
+            "a sequence": size(row["bytes_per_sequence"]),
+            "bytes a token": f"{row['bytes_per_token']:,.1f}",
+            "against native": f"{row['ratio_to_native']:.2f}×",
+        }
+        table.add_row(*(texts[column] for column in columns))
     console = Console()
     console.print(table)
-    if len(rows) == 1:
-        for kind in rows[0]["layers"]:
-            console.print(f"{kind['layers']:3d} × {kind['holds']} ({kind['cache']}): {size(kind['bytes'])}")
+    for kind in rows[0]["layers"] if len(rows) == 1 else ():
+        console.print(f"{kind['layers']:3d} × {kind['holds']} ({kind['cache']}): {size(kind['bytes'])}")
     console.print(
-        f"{batch} {'sequence' if batch == 1 else 'sequences'}, "
-        f"rounds of {block}, prompts in chunks of {document['prefill_chunk']}"
+        f"{batch} {'sequence' if batch == 1 else 'sequences'}, rounds of {document['block']}, "
+        f"prompts in chunks of {document['prefill_chunk']}"
     )
-    shorter = {row["context"]: row["block"] for row in rows if row["block"] < block}
-    for context, left in shorter.items():
-        console.print(f"a prompt of {context:,} leaves {f'a round of {left}' if left else 'no round'}")
+    shorter = {row["context"]: row["block"] for row in rows if row["block"] < document["block"]}
+    for context, block in shorter.items():
+        console.print(f"a prompt of {context:,} leaves {f'a round of {block}' if block else 'no round'}")
     console.print(
         f"weights: {size(document['weights_bytes'])} in {document['dtype']} "
         f"({document['dtype_from']}), from {document['weights_from']}"
@@ -151,13 +162,17 @@ def prediction_table(document: dict[str, Any]) -> None:
 
 def size(count: int) -> str:
     """Write bytes in the largest unit that leaves a whole number before the point."""
-    step = min(max(count.bit_length() - 1, 0) // 10, 4)
-    return f"{count / 1024**step:.2f} {'KMGT'[step - 1]}iB" if step else f"{count} B"
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
-    for name in columns:
-        is_policy = name == "policy"
-        table.add_column(name, justify="left" if is_policy else "right", overflow="fold", no_wrap=is_policy)
+    for column in columns:
+        policy = column == "policy"
+        table.add_column(column, justify="left" if policy else "right", overflow="fold", no_wrap=policy)
     return table

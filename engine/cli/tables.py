@@ -263,6 +263,13 @@ def probe_table(document: Document, hint: str | None) -> None:
         _line(hint)
 
 
+def projector_table(held_out: dict[str, dict[str, float]], title: str) -> None:
+    """Print a projector's held-out figures, a column for each stage of the training."""
+    stages = list(held_out.values())
+    rows = [[name.replace("_", " "), *(f"{stage[name]:.4f}" for stage in stages)] for name in stages[0]]
+    _print(title, ["<", *held_out], rows)
+
+
 def verification_table(document: Document) -> None:
     """Rows the models were run for, then what was found."""
     rows, draw, report = document["rows"], document["draw"], document["report"]
