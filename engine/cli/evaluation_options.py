@@ -1,6 +1,5 @@
 """Options that several evaluations share, what they turn into, and the call that all evaluations are."""
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -12,6 +11,7 @@ import click
 from engine.cli.options import F, engine_options, group, option, report_options, take_engine, take_request
 from engine.cli.reports import state_folder, store
 from engine.errors import ConfigurationError
+from evidence_format.text import text_digest
 
 CHAT = ("chat", "thinking", "channel_prefix", "system")
 
@@ -96,16 +96,14 @@ def seed_option(what: str) -> Callable[[F], F]:
 
 
 def seed_of(given: int | None, request: Any) -> int:
-    """The seed of generated prompts: the given one, else from the request's nonce, so that no one can prepare
-    for them before there is a request; 0 without one.
-    """
-    if given is not None:
-        return given
-    return 0 if request is None else int(hashlib.sha256(request.nonce.encode("ascii")).hexdigest()[:8], 16)
+    """The seed of generated prompts; the nonce's, so that no one can prepare for them before the request."""
+    if given is not None or request is None:
+        return given or 0
+    return int(text_digest(request.nonce)[:8], 16)
 
 
 def take_journal(values: dict[str, Any], report: Path | None) -> Any:
-    """`engine.evaluation.journal.Journal` from the values of `journal_options`, removed from ``values``."""
+    """Take an `engine.evaluation.journal.Journal` out of ``values``."""
     from engine.evaluation.journal import Journal
 
     path, resume = values.pop("journal"), values.pop("resume")

@@ -27,17 +27,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache, make_pr
 from engine.child import printed_by
 from engine.device import Runtime
 from engine.target.loading import LoadedTarget
-from evidence_format.claims import (
-    FEWEST_SAMPLES,
-    LARGEST_SPREAD,
-    MOST_LOOP_GAIN,
-    MOST_OTHER_CPU,
-    MOST_SERVICE_CPU,
-    MOST_TOTAL_LOOP_GAIN,
-    SAME_LENGTH,
-    SPREAD_S,
-    SPREAD_TOKENS,
-)
+from evidence_format import claims
 from evidence_format.model import CacheLayer, Model, OtherLoad
 from evidence_format.weights import source_digest
 
@@ -160,11 +150,11 @@ def _blob(file: Path, digits: int) -> str | None:
 
 def busy(load: OtherLoad) -> str | None:
     """Why no speed can be measured under this load; None: it can."""
-    if load.other_cpu_share is not None and load.other_cpu_share > MOST_OTHER_CPU:
-        share = f"{load.other_cpu_share:.0%} of the CPU time, more than {MOST_OTHER_CPU:.0%}"
+    if load.other_cpu_share is not None and load.other_cpu_share > claims.MOST_OTHER_CPU:
+        share = f"{load.other_cpu_share:.0%} of the CPU time, more than {claims.MOST_OTHER_CPU:.0%}"
         return f"other processes used {share}"
     for name, seconds in load.services.items():
-        if seconds > MOST_SERVICE_CPU * load.seconds:
+        if seconds > claims.MOST_SERVICE_CPU * load.seconds:
             return f"{name.replace('_', ' ')} used {seconds:.1f} s of CPU in {load.seconds:.1f} s"
     return None
 
@@ -195,19 +185,12 @@ def services_of(printed: str) -> dict[str, float]:
     used = dict.fromkeys(SERVICES, 0.0)
     for line in printed.splitlines():
         time, _, command = line.strip().partition(" ")
+        days, _, clock = time.rpartition("-")  # [[days-]hours:]minutes:seconds
         for name, commands in SERVICES.items():
             if command.strip() in commands:
-                used[name] += _cpu_seconds(time)
+                parts = enumerate(reversed(clock.split(":")))
+                used[name] += sum(60**place * float(part) for place, part in parts) + 86400 * int(days or 0)
     return used
-
-
-def _cpu_seconds(text: str) -> float:
-    """Seconds of ``[[days-]hours:]minutes:seconds``."""
-    days, _, rest = text.rpartition("-")
-    seconds = 0.0
-    for part in rest.split(":"):
-        seconds = 60 * seconds + float(part)
-    return seconds + 86400 * int(days or 0)
 
 
 def idle_load() -> OtherLoad:
@@ -325,24 +308,24 @@ def disturbance(plain: Rows, ours: Rows, own: Rows = ()) -> str | None:
     for rows in (plain, ours):
         groups: dict[int, list[float]] = defaultdict(list)
         for row in rows:
-            groups[round(math.log(row["prompt_tokens"]) / math.log(SAME_LENGTH))].append(row["prefill_s"])
+            groups[round(math.log(row["prompt_tokens"], claims.SAME_LENGTH))].append(row["prefill_s"])
         prefills.extend(groups.values())
     for times in prefills:
         low, high = min(times), max(times)
-        if high > LARGEST_SPREAD * low and high - low > SPREAD_S:
+        if high > claims.LARGEST_SPREAD * low and high - low > claims.SPREAD_S:
             return f"prefills of about equal length took {low:.4f} and {high:.4f} s"
     decoded = [(row["decode_s"], len(row["tokens"]) - 1) for row in plain]
-    rates = [seconds / tokens for seconds, tokens in decoded if tokens >= SPREAD_TOKENS]
-    if rates and max(rates) > LARGEST_SPREAD * min(rates):
+    rates = [seconds / tokens for seconds, tokens in decoded if tokens >= claims.SPREAD_TOKENS]
+    if rates and max(rates) > claims.LARGEST_SPREAD * min(rates):
         return f"one token of plain decoding took {1e3 * min(rates):.2f} and {1e3 * max(rates):.2f} ms"
     steps = {row["prompt_id"]: row["decode_s"] for row in own}
     pairs = [(row["decode_s"], steps[row["prompt_id"]]) for row in plain if row["prompt_id"] in steps]
-    return None if len(pairs) < FEWEST_SAMPLES else _slow_baseline(pairs)
+    return None if len(pairs) < claims.FEWEST_SAMPLES else _slow_baseline(pairs)
 
 
 def _slow_baseline(pairs: Sequence[tuple[float, float]]) -> str | None:
     total = sum(plain for plain, _ in pairs) / (sum(own for _, own in pairs) or math.inf)
     middle = median(plain / (own or math.inf) for plain, own in pairs)
-    if total <= MOST_TOTAL_LOOP_GAIN and middle <= MOST_LOOP_GAIN:
+    if total <= claims.MOST_TOTAL_LOOP_GAIN and middle <= claims.MOST_LOOP_GAIN:
         return None
     return f"plain decoding took {total:.2f} times as long as block 1, {middle:.2f} in the median row"

@@ -58,11 +58,7 @@ class Journal:
     _entries: int = 0
 
     def open(self, fingerprint: Fingerprint) -> "Journal":
-        """Continue the journal of this fingerprint, or start one.
-
-        Raises:
-            ConfigurationError: it is another run's, damaged, no journal, or another process has it.
-        """
+        """Continue the journal of this fingerprint, or start one."""
         key = text_digest(json.dumps(dict(fingerprint), sort_keys=True))[:32]
         is_named, path = self.path is not None, self.path or self.folder / f"{key}.jsonl"
         self.path, self.started = path, now()
@@ -86,13 +82,11 @@ class Journal:
                 self._file.truncate(0)
                 self._write({"fingerprint": dict(fingerprint), "started_at": stamp(self.started)})
                 self._entries = 0
-        except BlockingIOError:
+        except BaseException as error:
             self._file.close()
-            raise ConfigurationError(
-                f"another process writes the journal {path}; give --journal another FILE"
-            ) from None
-        except BaseException:
-            self._file.close()
+            if isinstance(error, BlockingIOError):
+                message = f"another process writes the journal {path}; give --journal another FILE"
+                raise ConfigurationError(message) from None
             raise
         if not is_named:
             found = sorted(self.folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
@@ -110,23 +104,20 @@ class Journal:
 
     def remove(self) -> None:
         """Delete the file: its rows are in a report."""
-        self._unlink()
-        self._file.close()
+        self._entries = 0
+        self.close()
 
     def close(self) -> bool:
         """Close the file, delete one that holds no entries; return whether an open one remains."""
         if self._file is None or self._file.closed:
             return False
         if not self._entries:
-            self._unlink()
+            with suppress(FileNotFoundError):
+                path = Path(self._file.name)
+                if os.path.samestat(path.stat(), os.fstat(self._file.fileno())):  # not replaced meanwhile
+                    path.unlink()
         self._file.close()
         return self._entries > 0
-
-    def _unlink(self) -> None:
-        with suppress(FileNotFoundError):
-            path = Path(self._file.name)
-            if os.path.samestat(path.stat(), os.fstat(self._file.fileno())):  # not replaced meanwhile
-                path.unlink()
 
     def _checked(self, data: bytes) -> list[dict[str, Any]]:
         """The entries of the complete lines; without `resume` only the first is looked at."""
@@ -206,11 +197,7 @@ def fingerprint(
     encoded: Sequence[Sequence[int]],
     request: ReportRequest | None,
 ) -> Fingerprint:
-    """What must be equal for rows to be continued.
-
-    Every switch, the models' weights, the prompts and their tokens, the engine's source, the request, the
-    machine with its versions, and its boot: rows of two machines, or of two states of one, are not mixed.
-    """
+    """What must be equal for rows to be continued: two machines, or two states of one, do not mix."""
     machine = {key: value for key, value in environment.items() if key not in VOLATILE}
     models = {
         f"{role} {key}": value

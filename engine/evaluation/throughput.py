@@ -2,8 +2,7 @@
 
 When identical work takes very different times, something else uses the machine: all of it is measured
 again, and the report says so. Where a speed may be claimed, a third arm runs our own loop at block 1: on
-small models a step of our loop is quicker than one of mlx-lm's, and only this arm separates that from the
-gain of drafting. Whether the figures may be believed is for the gate.
+small models its step is quicker than mlx-lm's, and only this arm separates that from the gain of drafting.
 """
 
 from collections.abc import Sequence
@@ -133,11 +132,9 @@ def _unwatched(evaluation: measure.Evaluation) -> str | None:
 
 
 def _claims(engine: Engine, switches: Switches, runtime: Runtime, prompts: int) -> list[dict[str, Any]]:
-    """What the report claims; known before anything is timed, except that `auto` may drop a speed where the
-    machine was busy. A policy may change the output, so that `auto` claims nothing of it.
-    """
+    """What the report claims, before any timing; `auto` may drop a speed where the machine was busy."""
     claim = switches.claim
-    if claim == "auto" and engine.policy != NATIVE:
+    if claim == "auto" and engine.policy != NATIVE:  # a policy may change the output
         claim = "none"
     if claim == "auto":
         claim = "speedup" if runtime.fast and engine.drafter else "no-slowdown"
