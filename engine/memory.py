@@ -1,4 +1,4 @@
-"""How much memory a run takes, said beforehand: from a model's configuration, and the article's formula.
+"""How much memory a run takes, said beforehand from a model's configuration.
 
 A model is built without its weights (where the files are there, mlx-lm reads their headers alone). One lazy
 forward tells what each layer writes into its cache; then the caches' own code takes in lazy zeros, in the
@@ -60,22 +60,6 @@ from engine.target.loading import DTYPES, cast_weights, dtype_of, opened
 from engine.target.model import Target
 from engine.target.quantize import check_packing, quantize_target
 
-# The table of the original article: a verifier of 28 layers with 8 KV heads of 128 values in 16 bits keeps 28
-# positions, 4 pinned and the last 24; all tokens share the proposer's weights. No cache was measured for it.
-ARTICLE = {
-    "layers": 28,
-    "kv_heads": 8,
-    "head_dim": 128,
-    "bytes_per_value": 2,
-    "kv_bytes_per_position": 28 * 2 * 8 * 128 * 2,
-    "sink": 4,
-    "window": 24,
-    "slots": 28,
-    "proposer_weights": 596_049_920,
-    "proposer_bytes": 2 * 596_049_920,
-}
-ARTICLE_ROWS = ((8, 8192), (8, 32768), (8, 131072), (64, 131072), (64, 1048576))  # batch and context
-
 EVERY = "all"
 POLICIES = (
     "native", "full-kv", "sliding-bounded", "sink-window", "affine", "rotated", "lattice", "lattice-packed",
@@ -85,43 +69,6 @@ LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30
 DEEPEST = 4096  # layers that are built without weights to say so
 
 Progress = Callable[[int, int, str, str], None]  # done, of how many, what, which
-
-
-def article_bytes(batch: int, context: int) -> float:
-    """Bytes a token of ``batch`` sequences of ``context`` positions each, both at least 1."""
-    kv = ARTICLE["kv_bytes_per_position"] * min(context, ARTICLE["slots"]) / context
-    return kv + ARTICLE["proposer_bytes"] / (batch * context)
-
-
-def article_document() -> dict[str, Any]:
-    """The article's table as the JSON line has it."""
-    kv, slots, proposer = (ARTICLE[name] for name in ("kv_bytes_per_position", "slots", "proposer_bytes"))
-    rows = [(batch, context, article_bytes(batch, context)) for batch, context in ARTICLE_ROWS]
-    return {
-        "kind": "analytic",
-        "table": "article",
-        "formula": f"net(B, S) = {kv:,}·min(S, {slots})/S + {proposer:,}/(B·S); ratio = {kv:,}/net",
-        "constants": ARTICLE,
-        "measured": False,
-        "left_out": [
-            "rows kept free for positions that may be taken back",
-            "the steps by which buffers grow",
-            "the drafter's own state",
-            "activations, and what the allocator holds",
-            "the verifier's weights",
-        ],
-        "rows": [
-            {
-                "batch": batch,
-                "context": context,
-                "net_bytes_per_token": net,
-                "ratio": kv / net,
-                "net_bytes_per_token_text": f"{net:,.1f}",
-                "ratio_text": f"{kv / net:.2f}×",
-            }
-            for batch, context, net in rows
-        ],
-    }
 
 
 # --- a model without its weights --------------------------------------------------------------------------
@@ -144,12 +91,7 @@ def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = N
     """Build the model of a folder without its weights.
 
     A ``config.json`` alone will do: then sizes follow from it, and packing from its ``quantization``, as if
-    every matrix that can be packed were.
-
-    Args:
-        path: the folder.
-        dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
-        quantize: pack the weights, see `engine.target.quantize`; None leaves them as stored.
+    every matrix that can be packed were. ``dtype`` and ``quantize`` are texts of the command line.
 
     Raises:
         ModelError: the folder cannot be used; the message names the file and the reason.
@@ -184,8 +126,7 @@ def _built(path: Path, config: Mapping[str, Any]) -> Any:
     file = path / "config.json"
     if config.get("quantization_config") is not None and config.get("quantization") is None:
         raise ModelError(
-            f"{file}: quantization_config is for mlx-lm to read with the weights; "
-            "put the model*.safetensors into the folder"
+            f"{file}: mlx-lm reads quantization_config with the weights; add the model*.safetensors"
         )
     if text_part(config)["num_hidden_layers"] > DEEPEST:
         raise ModelError(f"{file}: num_hidden_layers is more than {DEEPEST}")
@@ -221,17 +162,14 @@ def _nbytes(model: Any, config: Mapping[str, Any]) -> int:
 
 def _dtype_name(dtype: str | None, model: Any, config: Mapping[str, Any]) -> tuple[str, str]:
     """The name of the weights' type, and who says so; ``model``: as the files hold it, None without files."""
-    wanted = dtype_of(dtype)
-    if wanted is not None:
+    if (wanted := dtype_of(dtype)) is not None:
         name = next(name for name, known in DTYPES.items() if known == wanted)
         return name, "--dtype" if dtype else "the engine's on a CPU"
     if model is None:
         said = (part.get(name) for part in (config, text_part(config)) for name in ("dtype", "torch_dtype"))
         return next((name for name in said if name in DTYPES), "bfloat16"), "config.json"
-    sizes = dict.fromkeys(DTYPES, 0)
-    for value in dict(tree_flatten(model.parameters())).values():
-        if (name := str(value.dtype).removeprefix("mlx.core.")) in sizes:
-            sizes[name] += value.size
+    values = dict(tree_flatten(model.parameters())).values()
+    sizes = {name: sum(each.size for each in values if each.dtype == known) for name, known in DTYPES.items()}
     return max(sizes, key=sizes.__getitem__), "as stored"
 
 
@@ -259,15 +197,10 @@ class LayerBytes(NamedTuple):
 
 
 def held_by(target: Target, policy: KVPolicy, run: RunLengths) -> list[LayerBytes]:
-    """The caches' bytes after a run, by kinds of layers in the order of their first layers.
-
-    Raises:
-        ConfigurationError: the policy does not fit the model.
-        ModelError: a batch does not fit the model, or a cache is of a kind that cannot be predicted.
-    """
+    """The caches' bytes after a run, by kinds of layers in the order of their first layers."""
     caches = new_caches(target.model, run.headroom, policy)
-    longest = longest_graph(target.hidden_size)
     compiled = CompiledForward.of(target, (), caches) is not None
+    longest = longest_graph(target.hidden_size)
 
     def graph(count: int) -> int | None:
         """The length of the compiled graph that serves a forward; None: it is not compiled."""
@@ -299,13 +232,11 @@ def _replayed(
             break
         _forward(cache, template, count, graph(count) if policy.source is None else None)
     _forward(cache, template, 1, graph(1))
-    if run.batch > 1:
-        if all(each is None for each in _arrays(template)):
-            return cache
+    if run.batch > 1 and any(each is not None for each in _arrays(template)):
         [cache] = merge(model, [[cache]] * run.batch)
         if run.block:
             feed(cache, template, run.block, run.batch)
-    elif run.block:
+    elif run.batch == 1 and run.block:
         _forward(cache, template, run.block, graph(run.block))
     return cache
 
@@ -339,38 +270,30 @@ def _forward(cache: Any, template: Any, count: int, size: int | None) -> None:
 
 
 def written_by(model: Any) -> list[Any]:
-    """A cache of each layer after a lazy forward over two tokens: it tells what the layer writes.
-
-    Raises:
-        ModelError: a cache is of a kind whose growth is not known here.
-    """
+    """A cache of each layer after a lazy forward over two tokens: it tells what the layer writes."""
     caches = new_caches(model, 1)
-    for cache in caches:
-        for member in members_of(cache):
-            if type(member) not in (KVCache, SlidingRing, ChunkedKVCache, ArraysCache):
-                kind = type(member).__name__
-                raise ModelError(f"how {kind} layers grow is not known; their memory is not predicted")
+    kinds = {type(member) for cache in caches for member in members_of(cache)}
+    if unknown := kinds - {KVCache, SlidingRing, ChunkedKVCache, ArraysCache}:
+        kind = min(each.__name__ for each in unknown)
+        raise ModelError(f"how {kind} layers grow is not known; their memory is not predicted")
     model(mx.zeros((1, 2), mx.int32), cache=caches)
     return caches
 
 
 def _arrays(cache: Any) -> list[Any]:
     """What a layer's cache holds, an array or None each."""
-    members = list(members_of(cache))
     return [
-        each for part in members for each in (part.cache if _recurrent(part) else (part.keys, part.values))
+        each
+        for part in members_of(cache)
+        for each in (part.cache if type(part) is ArraysCache else (part.keys, part.values))
     ]
-
-
-def _recurrent(member: Any) -> bool:
-    return type(member) is ArraysCache
 
 
 def feed(cache: Any, template: Any, count: int, batch: int = 1) -> None:
     """Write ``count`` positions of each sequence into a layer's cache; ``template`` is of `written_by`."""
     members: list[Any] = [cache] if type(cache) is CodedKV else list(members_of(cache))
     for member, seen in zip(members, members_of(template), strict=True):
-        if _recurrent(seen):
+        if type(seen) is ArraysCache:
             if batch == 1:  # a merged state is replaced by one of the same shape
                 member.cache = [_blank(each) for each in seen.cache]
         elif seen.keys is not None:
@@ -380,7 +303,7 @@ def feed(cache: Any, template: Any, count: int, batch: int = 1) -> None:
             keys, values = (mx.zeros(shape, seen.keys.dtype) for shape in sides)
             member.update_and_fetch(keys, values.astype(seen.values.dtype))
     for member in members_of(cache):  # what led to the buffers is forgotten
-        if not _recurrent(member):
+        if type(member) is not ArraysCache:
             member.keys, member.values = _blank(member.keys), _blank(member.values)
 
 
@@ -388,52 +311,44 @@ def _blank(value: mx.array | None) -> mx.array | None:
     return None if value is None else mx.zeros(value.shape, value.dtype)
 
 
+# What a layer's cache keeps, in words; caches of different layouts differ in it.
+HOLDS: dict[type, Callable[[Any], str]] = {
+    CacheList: lambda cache: " + ".join(map(_holds, cache.caches)),
+    CodedKV: lambda cache: f"{_holds(cache.stores[0])}, {cache.code.partition('@')[0]}",
+    SlidingRing: lambda ring: f"{f'first {ring.sink} and ' if ring.sink else ''}last {ring.window}",
+    WindowedKV: lambda cache: f"all positions, the last {cache.window} seen",
+    ArraysCache: lambda _: "recurrent state",
+    ChunkedKVCache: lambda cache: f"chunks of {cache.chunk_size}",
+    RestoredKV: lambda _: "all positions, restored",
+}
+
+
 def _holds(cache: Any) -> str:
-    """What a layer's cache keeps, in words; caches of different layouts differ in it."""
-    if type(cache) is CacheList:
-        return " + ".join(_holds(member) for member in cache.caches)
-    if type(cache) is CodedKV:
-        return f"{_holds(cache.stores[0])}, {cache.code.partition('@')[0]}"
-    if type(cache) is SlidingRing:
-        sink = f"first {cache.sink} and " if cache.sink else ""
-        return f"{sink}last {cache.window}"
-    if type(cache) is WindowedKV:
-        return f"all positions, the last {cache.window} seen"
-    if type(cache) is ArraysCache:
-        return "recurrent state"
-    if type(cache) is ChunkedKVCache:
-        return f"chunks of {cache.chunk_size}"
-    return "all positions, restored" if type(cache) is RestoredKV else "all positions"
+    return HOLDS[type(cache)](cache) if type(cache) in HOLDS else "all positions"
 
 
 # --- drafters ---------------------------------------------------------------------------------------------
 
 
 class UnloadedDrafter(NamedTuple):
-    """A drafter that is shapes alone.
-
-    `state` takes the positions observed at a time, and the tokens of a block (under 2: nothing is drafted),
-    and gives the bytes of one sequence's state.
-    """
+    """A drafter that is shapes alone."""
 
     block_size: int  # that it was made for
     weights: int  # their bytes
-    state: Callable[[Sequence[int], int], int]
+    state: Callable[[Sequence[int], int], int]  # bytes, by positions observed at a time and tokens of a block
 
 
 def open_unloaded_drafter(
     spec: str, target: Unloaded, dtype: str | None = None, policy: KVPolicy = NATIVE
 ) -> UnloadedDrafter:
-    """Build what a ``--drafter`` text names (see `engine.drafters.registry`) without its weights.
-
-    Raises:
-        ConfigurationError: the text does not name a drafter, or its value does not make sense.
-        ModelError: the folder cannot be used.
-        DrafterMismatchError: it was made for a target of another shape.
-    """
+    """Build what a ``--drafter`` text names (see `engine.drafters.registry`) without its weights."""
     asked = read_spec(spec, policy)
-    opener: Callable[..., UnloadedDrafter] = OPENERS.get(asked.kind, _dflash)
-    inner = opener(asked, target, dtype)
+    openers: dict[str, Callable[..., UnloadedDrafter]] = {
+        PromptLookup.name: _prompt_lookup,
+        Autoregressive.name: _autoregressive,
+        MaskedDiffusion.name: _masked_diffusion,
+    }
+    inner = openers.get(asked.kind, _dflash)(asked, target, dtype)
     if not asked.lookups:
         return inner
     lookups = _prompt_lookup(replace(asked, argument=str(PromptLookup.default_shortest)), target, dtype)
@@ -457,9 +372,7 @@ def _prompt_lookup(asked: DrafterSpec, _: Unloaded, __: str | None) -> UnloadedD
 def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
     folder = Path(asked.argument)
     raw = read_json(folder / "config.json")
-    network = opened(folder, "config.json", lambda: build_network(DFlashConfig.from_dict(raw)))
-    _pack(folder / "config.json", network, raw.get("quantization"))
-    cast_weights(network, _stored(folder, dtype))
+    network = _network(folder, raw, lambda: build_network(DFlashConfig.from_dict(raw)), dtype)
     BlockDrafter(network, asked.policy).bind(target.target)
     config, hidden_states = network.config, DTYPES[target.dtype]
     width = len(config.target_layer_ids) * config.hidden_size
@@ -516,9 +429,7 @@ def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -
         network, arguments = classes(config)
         return network(arguments.from_dict(dict(config)))  # type: ignore[no-untyped-call]
 
-    network = opened(folder, "config.json", built)
-    _pack(folder / "config.json", network, config.get("quantization"))
-    cast_weights(network, _stored(folder, dtype))
+    network = _network(folder, config, built, dtype)
     drafter = MaskedDiffusion(network, mask, **settings)
     drafter.bind(target.target)
 
@@ -531,23 +442,15 @@ def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -
     return UnloadedDrafter(drafter.block_size, _nbytes(network, {}), state)
 
 
-def _stored(folder: Path, dtype: str | None) -> mx.Dtype:
-    """The type a network's weights would be loaded in; as stored: that of the first tensor of its files."""
-    if (wanted := dtype_of(dtype)) is not None:
-        return wanted
-    for file in _files_of(folder):
-        for value in mx.load(str(file)).values():  # type: ignore[union-attr]  # a safetensors file holds a dict
-            if mx.issubdtype(value.dtype, mx.floating):
-                return value.dtype
-    return mx.bfloat16
-
-
-OPENERS = {
-    PromptLookup.name: _prompt_lookup,
-    Autoregressive.name: _autoregressive,
-    MaskedDiffusion.name: _masked_diffusion,
-}
-"""What builds the kinds of drafters that are no DFlash network."""
+def _network(folder: Path, config: Mapping[str, Any], build: Callable[[], Any], dtype: str | None) -> Any:
+    """A drafter's network, packed as its configuration says, in the type its weights would be loaded in."""
+    network = opened(folder, "config.json", build)
+    _pack(folder / "config.json", network, config.get("quantization"))
+    files: Iterator[Any] = (mx.load(str(file)) for file in _files_of(folder))
+    tensors = (each for file in files for each in file.values())
+    floating = (each.dtype for each in tensors if mx.issubdtype(each.dtype, mx.floating))
+    cast_weights(network, dtype_of(dtype) or next(floating, mx.bfloat16))
+    return network
 
 
 # --- the prediction ---------------------------------------------------------------------------------------
@@ -567,16 +470,8 @@ def predict(
 ) -> dict[str, Any]:
     """Predict what the caches would hold after each prompt and one round, as the JSON line has it.
 
-    Args:
-        model: the target.
-        policies: ``--kv`` texts, `EVERY` among them for all of `POLICIES` that the model can have.
-        contexts: tokens of each prompt.
-        progress: told before every row.
-        batch: sequences.
-        block: ``auto`` or tokens of a verify forward.
-        prefill_chunk: prompt positions a forward.
-        drafter: a ``--drafter`` text, or None.
-        dtype: of the drafter's weights, as for the target's.
+    ``policies`` are ``--kv`` texts, `EVERY` among them for all of `POLICIES` that the model can have;
+    ``progress`` is told before every row.
 
     Raises:
         ConfigurationError: a number is out of range, or a policy does not fit the model.
@@ -683,20 +578,19 @@ def _check(  # noqa: PLR0917 - all numbers of the command line
     model: Unloaded, contexts: Sequence[int], batch: int, block: str, prefill_chunk: int, drafter: str | None
 ) -> None:
     """Refuse numbers that make no sense, by name and value."""
-    if not 1 <= batch <= LARGEST_BATCH:
-        raise ConfigurationError(f"--batch must lie in 1 to {LARGEST_BATCH}, not {batch}")
+    number = int(block) if block.isascii() and block.isdigit() else 0
+    ranges = [("--batch", batch, LARGEST_BATCH), *(("--context", each, LARGEST_CONTEXT) for each in contexts)]
+    for name, value, largest in ranges:
+        if not 1 <= value <= largest:
+            raise ConfigurationError(f"{name} must lie in 1 to {largest}, not {value}")
     if prefill_chunk < 1:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {prefill_chunk}")
-    number = int(block) if block.isascii() and block.isdigit() else 0
     if block != "auto" and not 1 <= number <= LARGEST_BLOCK:
         raise ConfigurationError(f"--block must be auto or a number from 1 to {LARGEST_BLOCK}, not {block!r}")
     if drafter is not None and number == 1:
         raise ConfigurationError("--block 1 drafts nothing; leave --drafter out")
-    for context in contexts:
-        if not 1 <= context <= LARGEST_CONTEXT:
-            raise ConfigurationError(f"--context must lie in 1 to {LARGEST_CONTEXT}, not {context}")
-        if model.context is not None and context >= model.context:
-            raise ConfigurationError(
-                f"--context {context} leaves no token to generate: this model was made for {model.context} "
-                f"positions; give at most {model.context - 1}"
-            )
+    if model.context is not None and (longest := max(contexts)) >= model.context:
+        raise ConfigurationError(
+            f"--context {longest} leaves no token to generate: this model was made for {model.context} "
+            f"positions; give at most {model.context - 1}"
+        )

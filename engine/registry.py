@@ -172,18 +172,20 @@ class Source(_Table):
 
 def _source(value: Any, info: ValidationInfo) -> Any:
     """The texts and paths of a file as the fields of a `Source`."""
-    drafts = info.field_name == "drafter" and re.fullmatch("prompt-lookup(:[0-9]{1,9})?", str(value))
-    if isinstance(value, str) and (drafts or value == "shipped"):
-        return {"path": value} if drafts else {"shipped": True}
-    if not isinstance(value, dict | Source):
-        forms = '"shipped", { folder = "…", hub = "OWNER/NAME" } or { path = "/…" }'
-        raise ValueError(f"must be {forms}, not {_shown(value)}")  # noqa: TRY004 - pydantic takes ValueError
-    if isinstance(value, dict) and isinstance(path := value.get("path"), str):
-        folder = os.path.expanduser(path)  # leaves users that it does not know as they are
-        if not folder.startswith("/"):
-            raise ValueError(f"path must begin with / or ~/, not {_shown(path)}")
-        return value | {"path": folder}
-    return value
+    match value:
+        case "shipped":
+            return {"shipped": True}
+        case str() if info.field_name == "drafter" and re.fullmatch("prompt-lookup(:[0-9]{1,9})?", value):
+            return {"path": value}
+        case {"path": str(path)}:
+            folder = os.path.expanduser(path)  # leaves users that it does not know as they are
+            if not folder.startswith("/"):
+                raise ValueError(f"path must begin with / or ~/, not {_shown(path)}")
+            return value | {"path": folder}
+        case dict() | Source():
+            return value
+    forms = '"shipped", { folder = "…", hub = "OWNER/NAME" } or { path = "/…" }'
+    raise ValueError(f"must be {forms}, not {_shown(value)}")
 
 
 class TargetFacts(_Table):
@@ -261,11 +263,10 @@ class _ChannelTable(_Table):
 
 def _defined(tables: dict[str, _ChannelTable], info: ValidationInfo) -> dict[str, _ChannelTable]:
     """Add a file's channels to those that its models may list."""
+    if built_in := tables.keys() & CHANNELS.keys():
+        raise ValueError(f"{min(built_in)} is built in; choose another name")
     known: dict[str, Channel] = info.context or {}
-    for name, table in tables.items():
-        if name in CHANNELS:
-            raise ValueError(f"{name} is built in; choose another name")
-        known[name] = Channel(name, table.kv, table.description)
+    known.update({name: Channel(name, each.kv, each.description) for name, each in tables.items()})
     return tables
 
 
@@ -279,11 +280,7 @@ class _RegistryFile(_Table):
 
 
 def _validated(kind: type[Any], where: object, values: Any, context: Any = None) -> Any:
-    """A table as its type.
-
-    Raises:
-        ConfigurationError: ``where``, the key and the value of the first fault are named.
-    """
+    """A table as its type; ConfigurationError names ``where``, the key and the value of the first fault."""
     try:
         return kind.model_validate(values, context=context)
     except ValidationError as error:
@@ -317,9 +314,7 @@ class Registry:
         entries = []
         for name, entry in file.models.items():
             if entry.name:
-                raise ConfigurationError(
-                    f"{path}: models.{name}: unknown field 'name'; the table's key is it"
-                )
+                raise ConfigurationError(f"{path}: models.{name}: unknown field 'name'; its table names it")
             offered = entry.channels if "channels" in entry.model_fields_set else own
             default = entry.default_channel or next(iter(offered))
             about = {"name": name, "channels": offered, "default_channel": default}
@@ -364,16 +359,8 @@ class Registry:
     ) -> "Registry":
         """A registry of one model, for a folder given on the command line.
 
-        Args:
-            target: the folder; its name, made to fit, is the model's.
-            drafter: as ``--drafter`` has it; None: the shipped one for the shipped target, none for others.
-            channel: the default channel; None: native.
-            settings: block, dtype, quantize and context of its `ModelEntry`.
-
-        Raises:
-            ModelError: the folder's configuration cannot be used.
-            UnknownModel: there is no such channel.
-            ConfigurationError: the channel does not fit the model, or a setting is none.
+        ``drafter`` as ``--drafter`` has it; None: the shipped one for the shipped target, none for others.
+        ``settings``: block, dtype, quantize and context of its `ModelEntry`.
         """
         source = None if drafter in (None, "none") else Source(path=drafter)
         if drafter is None and target.resolve() == SHIPPED_TARGET.resolve():
@@ -392,12 +379,7 @@ class Registry:
         return replace(registry, entries=(entry.model_copy(update=named),))
 
     def resolve(self, model_id: str, channel: str | None = None) -> tuple[ModelEntry, Channel]:
-        """The entry and channel that an id, ``NAME`` or ``NAME@CHANNEL``, and a channel next to it ask for.
-
-        Raises:
-            UnknownModel: no entry has that name, or there is no such channel; what there is is listed.
-            ConfigurationError: the model does not offer the channel, or two channels are named.
-        """
+        """The entry and channel that ``NAME`` or ``NAME@CHANNEL``, and a channel next to it, ask for."""
         name, separator, named = model_id.partition(SEPARATOR)
         if separator and channel is not None and channel != named:
             raise ConfigurationError(
@@ -409,19 +391,17 @@ class Registry:
 
     def entry(self, name: str) -> ModelEntry:
         """The entry of that name; UnknownModel, with those there are, where there is none."""
-        for entry in self.entries:
-            if entry.name == name:
-                return entry
-        known = ", ".join(entry.name for entry in self.entries)
-        raise UnknownModel(f"there is no model {_shown(name)}; there are {known}")
+        entries = {entry.name: entry for entry in self.entries}
+        if name not in entries:
+            raise UnknownModel(f"there is no model {_shown(name)}; there are {', '.join(entries)}")
+        return entries[name]
 
     def channel(self, entry: ModelEntry, text: str | None) -> Channel:
         """The channel of an entry that a text names, or spells out as a policy such as ``lattice:e8,10``.
 
         Raises:
-            UnknownModel: it names no channel of this registry; the message lists them.
-            ConfigurationError: it is no policy, or one that requests for this model may not ask for; the
-                message says which they may.
+            UnknownModel: it names no channel of this registry.
+            ConfigurationError: it is no policy, or nothing that requests for this model may ask for.
         """
         name = entry.default_channel if text is None else text
         if name in entry.channels:
@@ -495,12 +475,8 @@ class Places:
     def of(self, source: Source, *, cached: bool = True) -> list[tuple[str, Path | None]]:
         """Name every place of a model that is looked for by its folder's name, with the folder found there.
 
-        Args:
-            source: the model.
-            cached: look into the hub's cache too, without the network.
-
-        Raises:
-            ConfigurationError: the variable of the environment names something that is no folder.
+        ``cached``: look into the hub's cache too, without the network. Raises ConfigurationError where the
+        variable of the environment names something that is no folder.
         """
         folder, variable = str(source.folder), variable_of(str(source.folder))
         value = self.environment.get(variable)
@@ -541,12 +517,7 @@ def variable_of(folder: str) -> str:
 
 
 def locate(entry: ModelEntry, places: Places) -> Located:
-    """Find the files of an entry, without the network.
-
-    Raises:
-        ConfigurationError: a variable of the environment names a folder that is not there.
-        ModelNotHere: a part is in none of its places; the message lists them and says what to do.
-    """
+    """Find the files of an entry, without the network; ModelNotHere if a part is in none of its places."""
     target = Path(_found(entry, "target", entry.target, places))
     if entry.drafter is None:
         return Located(entry, target, None)
@@ -555,26 +526,24 @@ def locate(entry: ModelEntry, places: Places) -> Located:
 
 
 def fetch(entry: ModelEntry, places: Places) -> Located:
-    """Download what of an entry people have not put here, completing broken-off downloads; then find it all.
+    """Download what of an entry people have not put here, completing broken-off downloads; then locate it."""
+    from huggingface_hub import snapshot_download
 
-    Raises:
-        ModelNotHere: a part is not here, and no repository is named.
-        ModelError: the hub cannot be reached, refuses, or does not have it.
-    """
     for source in (entry.target, entry.drafter):
-        if source is not None and source.hub and not _first(places.of(source, cached=False)):
-            _download(source.hub, source.revision, places)
+        if source is None or not source.hub or _first(places.of(source, cached=False)):
+            continue
+        about: dict[str, Any] = {
+            "cache_dir": places.hub_cache,
+            "endpoint": places.hub,
+            "allow_patterns": FETCHED,
+        }
+        with wrap_errors(partial(_not_downloaded, source.hub)):
+            snapshot_download(source.hub, revision=source.revision, **about)
     return locate(entry, places)
 
 
-def _download(repository: str, revision: str | None, places: Places) -> None:
-    from huggingface_hub import snapshot_download
-
-    hub, cache = places.hub, places.hub_cache
-    with wrap_errors(lambda reason: ModelError(f"{repository} cannot be downloaded: {reason}")):
-        snapshot_download(
-            repository, revision=revision, cache_dir=cache, endpoint=hub, allow_patterns=list(FETCHED)
-        )
+def _not_downloaded(repository: str, reason: str) -> ModelError:
+    return ModelError(f"{repository} cannot be downloaded: {reason}")
 
 
 def _first(places: Sequence[tuple[str, Path | None]]) -> Path | None:
@@ -590,23 +559,16 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
     tried = places.of(source)
     if (folder := _first(tried)) is not None:
         return str(folder)
-    remedy = f"put {source} in ~/kakeya-models/{source.folder}, or name its folder in {tried[0][0]}"
-    if source.hub is not None:
-        remedy += ", or let the server fetch it with --download"
+    fetching = ", or let the server fetch it with --download" if source.hub else ""
     raise ModelNotHere(
-        f"the {part} of the model {entry.name} is not on this machine; "
-        f"looked at: {'; '.join(name for name, _ in tried)}; {remedy}"
+        f"the {part} of the model {entry.name} is not on this machine; looked at: "
+        f"{'; '.join(name for name, _ in tried)}; put {source} in ~/kakeya-models/{source.folder}, "
+        f"or name its folder in {tried[0][0]}{fetching}"
     )
 
 
 def check_located(located: Located) -> None:
-    """Compare the configurations on this machine with each other and with the entry.
-
-    Raises:
-        ModelError: a configuration cannot be read, or is of another model than the entry says.
-        DrafterMismatchError: the drafter was not made for the target.
-        ConfigurationError: a channel that the entry offers does not fit the target's heads or layers.
-    """
+    """Refuse configurations on this machine that fit neither each other, the entry, nor its channels."""
     entry, model = located.entry, _unloaded(located.target)
     target = Target(model)
     dims = opened(located.target, "config.json", partial(_head_dims, model), verb="run")
@@ -667,11 +629,11 @@ def _refuse_pair(target: TargetFacts, drafter: DrafterFacts | None, names: tuple
             ("vocabulary", drafter.vocab_size, target.vocab_size),
             ("number of target layers", drafter.layers, target.layers),
         )
-        if ours is not None and ours != theirs
+        if ours not in (None, theirs)
     ]
-    if beyond := [layer for layer in drafter.taps if not 0 <= layer < target.layers]:
-        differing.append(f"it reads layer {beyond[0]} of a target with {target.layers} layers")
-    if drafter.mask_token is not None and drafter.mask_token >= target.vocab_size:
+    if drafter.taps and (layer := max(drafter.taps)) >= target.layers:
+        differing.append(f"it reads layer {layer} of a target with {target.layers} layers")
+    if (drafter.mask_token or 0) >= target.vocab_size:
         differing.append(f"its mask is token {drafter.mask_token} of a vocabulary of {target.vocab_size}")
     if differing:
         raise DrafterMismatchError(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,39 +12,28 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
+from engine.cli.options import PATH, group, option
 from engine.errors import ConfigurationError
 
 QUIET_S = 2.0  # seconds until progress is worth a line
+KV_HELP = (
+    "Which keys and values are kept, and how, as for generate; several times, or 'all' [default: native]."
+)
 USAGE = "give --table article, or --context N (and --model FOLDER); see kakeya_engine memory --help"
 
 
 @click.command("memory")
-@click.option("--table", type=click.Choice(["article"]), help="Print a published table from its formula.")
-@click.option(
-    "--model",
-    type=click.Path(path_type=Path),
-    help="Folder of the model, config.json will do [default: shipped].",
-)
-@click.option(
-    "--kv",
-    multiple=True,
-    metavar="POLICY",
-    help="Which keys and values are kept, and how, as for generate; several times, or 'all' "
-    "[default: native].",
-)
-@click.option("--batch", type=int, default=1, show_default=True, help="Sequences decoded together.")
-@click.option("--context", metavar="N[,N]", help="Tokens of each prompt; one round follows them.")
-@click.option(
-    "--block",
-    default="auto",
-    show_default=True,
-    help="Tokens a verify forward; auto: as the drafter was made for, 1 without one.",
-)
-@click.option("--prefill-chunk", type=int, default=2048, show_default=True, help="Prompt tokens a forward.")
-@click.option("--dtype", help="float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal].")
-@click.option("--quantize", metavar="BITS[,GROUP]", help="Count the target's weights as packed on loading.")
-@click.option(
-    "--drafter", metavar="SPEC", help="Add the weights and the state of a drafter, as for generate."
+@group(
+    option("--table", "Print a published table from its formula.", type=click.Choice(["article"])),
+    option("--model", "Folder of the model, config.json will do [default: shipped].", type=PATH),
+    option("--kv", KV_HELP, multiple=True, metavar="POLICY"),
+    option("--batch", "Sequences decoded together.", 1),
+    option("--context", "Tokens of each prompt; one round follows them.", metavar="N[,N]"),
+    option("--block", "Tokens a verify forward; auto: as the drafter was made for, 1 without one.", "auto"),
+    option("--prefill-chunk", "Prompt tokens a forward.", 2048),
+    option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."),
+    option("--quantize", "Count the target's weights as packed on loading.", metavar="BITS[,GROUP]"),
+    option("--drafter", "Add the weights and the state of a drafter, as for generate.", metavar="SPEC"),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line.")
 def command(table: str | None, model: Path | None, as_json: bool, **values: Any) -> None:
@@ -62,64 +52,57 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
       kakeya_engine memory --model ~/models/gemma-4 --context 100000 --kv all --dtype bfloat16 --json
     """  # noqa: D301 - click wants the character itself
     if table is not None:
-        if others := _others():
+        context = click.get_current_context()
+        others = [
+            parameter.opts[0]
+            for parameter in context.command.params
+            if parameter.name not in {"table", "as_json"}
+            and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        ]
+        if others:
             raise click.UsageError(
                 f"--table {table} takes no switch but --json; leave out {', '.join(others)}"
             )
-        from engine.memory import article_document
+        from engine.article import article_document
 
         document = article_document()
     else:
-        document = _predicted(model, values)
+        document = _predicted(model, **values)
     if not as_json:
         (article_table if table is not None else prediction_table)(document)
     click.echo(json.dumps(document, ensure_ascii=False))
 
 
-def _others() -> list[str]:
-    """The switches on the command line besides --table and --json."""
-    context = click.get_current_context()
-    return [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name not in {"table", "as_json"}
-        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-    ]
-
-
-def _predicted(model: Path | None, values: dict[str, Any]) -> dict[str, Any]:
-    if values["context"] is None:
+def _predicted(
+    model: Path | None, context: str | None, quantize: str | None, **values: Any
+) -> dict[str, Any]:
+    if context is None:
         raise click.UsageError(USAGE)
-    contexts = _contexts(values.pop("context"))
+    if not re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})*", context):
+        raise ConfigurationError(f"--context {context!r} is not a number, or a list such as 8192,32768")
+    contexts = tuple(dict.fromkeys(int(number) for number in context.split(",")))
 
     from engine.memory import open_unloaded, predict
     from engine.target.loading import SHIPPED_TARGET
 
-    unloaded = open_unloaded(model or SHIPPED_TARGET, values["dtype"], values.pop("quantize"))
+    unloaded = open_unloaded(model or SHIPPED_TARGET, values["dtype"], quantize)
     policies = values.pop("kv") or ("native",)
     if values["drafter"] == "none":
         values["drafter"] = None
-    return predict(unloaded, policies, contexts, _Patience(), **values)
+    return predict(unloaded, policies, contexts, _progress(), **values)
 
 
-def _contexts(text: str) -> tuple[int, ...]:
-    """Lengths of a list such as 8192,32768, each once."""
-    if not re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})*", text):
-        raise ConfigurationError(f"--context {text!r} is not a number, or a list such as 8192,32768")
-    return tuple(dict.fromkeys(int(number) for number in text.split(",")))
-
-
-class _Patience:
+def _progress() -> Callable[[int, int, str, str], None]:
     """Show progress as a runner can follow it, once a prediction takes long."""
+    since, shown = monotonic(), False
 
-    def __init__(self) -> None:
-        self._since = monotonic()
-        self._shown = False
-
-    def __call__(self, done: int, total: int, phase: str, detail: str) -> None:
-        if self._shown or monotonic() - self._since > QUIET_S:
-            self._shown = True
+    def show(done: int, total: int, phase: str, detail: str) -> None:
+        nonlocal shown
+        shown = shown or monotonic() - since > QUIET_S
+        if shown:
             click.echo(f"progress {done}/{total} {phase} {detail}", err=True)
+
+    return show
 
 
 def article_table(document: dict[str, Any]) -> None:
@@ -139,42 +122,38 @@ def article_table(document: dict[str, Any]) -> None:
 
 def prediction_table(document: dict[str, Any]) -> None:
     """Print policies side by side, the layers of a single one, and what comes on top of the caches."""
-    several = document["batch"] > 1
-    columns = ["policy", "context", "caches", "bytes a token", "against native"]
-    if several:
-        columns.insert(3, "a sequence")
+    rows, batch = document["rows"], document["batch"]
+    columns = ["policy", "context", "caches", "a sequence", "bytes a token", "against native"]
+    if batch == 1:
+        columns.remove("a sequence")
     table = _table("memory of caches: ANALYTIC, predicted from shapes, not measured", *columns)
-    for row in document["rows"]:
-        texts = [
-            row["kv"],
-            f"{row['context']:,}",
-            size(row["cache_bytes"]),
-            f"{row['bytes_per_token']:,.1f}",
-            f"{row['ratio_to_native']:.2f}×",
-        ]
-        if several:
-            texts.insert(3, size(row["bytes_per_sequence"]))
-        table.add_row(*texts)
+    for row in rows:
+        texts = {
+            "policy": row["kv"],
+            "context": f"{row['context']:,}",
+            "caches": size(row["cache_bytes"]),
+            "a sequence": size(row["bytes_per_sequence"]),
+            "bytes a token": f"{row['bytes_per_token']:,.1f}",
+            "against native": f"{row['ratio_to_native']:.2f}×",
+        }
+        table.add_row(*(texts[column] for column in columns))
     console = Console()
     console.print(table)
-    if len(document["rows"]) == 1:
-        for kind in document["rows"][0]["layers"]:
-            console.print(f"{kind['layers']:3d} × {kind['holds']} ({kind['cache']}): {size(kind['bytes'])}")
+    for kind in rows[0]["layers"] if len(rows) == 1 else ():
+        console.print(f"{kind['layers']:3d} × {kind['holds']} ({kind['cache']}): {size(kind['bytes'])}")
     console.print(
-        f"{document['batch']} {'sequence' if document['batch'] == 1 else 'sequences'}, "
-        f"rounds of {document['block']}, prompts in chunks of {document['prefill_chunk']}"
+        f"{batch} {'sequence' if batch == 1 else 'sequences'}, rounds of {document['block']}, "
+        f"prompts in chunks of {document['prefill_chunk']}"
     )
-    shorter = {
-        f"{row['context']:,}": row["block"] for row in document["rows"] if row["block"] < document["block"]
-    }
+    shorter = {row["context"]: row["block"] for row in rows if row["block"] < document["block"]}
     for context, block in shorter.items():
-        console.print(f"a prompt of {context} leaves {f'a round of {block}' if block else 'no round'}")
+        console.print(f"a prompt of {context:,} leaves {f'a round of {block}' if block else 'no round'}")
     console.print(
         f"weights: {size(document['weights_bytes'])} in {document['dtype']} "
         f"({document['dtype_from']}), from {document['weights_from']}"
     )
     if document["drafter"] is not None:
-        states = " / ".join(dict.fromkeys(size(row["drafter_state_bytes"]) for row in document["rows"]))
+        states = " / ".join(dict.fromkeys(size(row["drafter_state_bytes"]) for row in rows))
         console.print(f"drafter: weights {size(document['drafter']['weights_bytes'])}, state {states}")
     for policy, reason in document["refused"].items():
         console.print(f"not for this model: {policy} ({reason})")

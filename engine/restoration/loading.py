@@ -50,8 +50,8 @@ def open_restoration(
         target: the model.
         model: folder it was loaded from; None for the shipped one.
         projector: folder of a projector; None for the shipped one on the shipped target.
-        drafter: the ``--drafter`` text, in which a DFlash folder is looked for; None if there is none.
-        dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
+        drafter: the ``--drafter`` text, in which a DFlash folder is looked for.
+        dtype: as `engine.target.loading.dtype_of` reads it.
         seed: of the source ``noise``.
 
     Raises:
@@ -63,8 +63,7 @@ def open_restoration(
         raise ConfigurationError(f"--projector goes with --kv restored:{LEARNED} alone, not {policy.spec}")
     if policy.source is None:
         return None
-    layers = policy.chosen_layers(target.target.model)
-    sites = sites_of(target.target.model, layers)
+    sites = sites_of(target.target.model, policy.chosen_layers(target.target.model))
     learned = None
     if policy.source == LEARNED:
         shipped = model is None or model.resolve() == SHIPPED_TARGET.resolve()
@@ -114,17 +113,17 @@ def _drafter_folder(projector: Path, config: ProjectorConfig, drafter: str | Non
     neighbour = projector.resolve().parent / "drafter"
     folders = [each for each in (neighbour, named) if each != Path() and (each / "config.json").is_file()]
     found = {digest(weight_files(each)): each for each in folders}
-    if config.drafter not in found:
-        shipped = (SHIPPED_DRAFTER / "config.json").is_file()
-        if shipped and digest(weight_files(SHIPPED_DRAFTER)) == config.drafter:
-            return SHIPPED_DRAFTER
-        if found:
-            _refuse_other("drafter", config.drafter, list(found)[-1])
-        raise ConfigurationError(
-            f"{projector} needs the DFlash drafter it was trained with; give it as --drafter "
-            f"(with --block 1 it does not draft), or put it at {neighbour}"
-        )
-    return found[config.drafter]
+    if config.drafter in found:
+        return found[config.drafter]
+    shipped = (SHIPPED_DRAFTER / "config.json").is_file()
+    if shipped and digest(weight_files(SHIPPED_DRAFTER)) == config.drafter:
+        return SHIPPED_DRAFTER
+    if found:
+        _refuse_other("drafter", config.drafter, list(found)[-1])
+    raise ConfigurationError(
+        f"{projector} needs the DFlash drafter it was trained with; give it as --drafter "
+        f"(with --block 1 it does not draft), or put it at {neighbour}"
+    )
 
 
 def _refuse_other(what: str, wanted: str, found: str) -> None:

@@ -43,12 +43,7 @@ class RestorationPlan:
 def restoration_for(
     plan: RestorationPlan | None, target: Target, caches: Sequence[Any]
 ) -> "Restoration | None":
-    """The restoration of a new sequence; None where nothing is to be restored.
-
-    Raises:
-        ValueError: caches to be restored without a plan, or a plan without them.
-        ModelError: keys and values of a layer cannot be restored.
-    """
+    """The restoration of a new sequence; None where nothing is to be restored."""
     layers = [index for index, cache in enumerate(caches) if type(cache) is RestoredKV]
     if (plan is None) == bool(layers):
         raise ValueError("a restored policy and a plan how to restore go together")
@@ -78,12 +73,7 @@ class Restoration:
     """Records the prefill of one sequence and overwrites its caches. Close it to restore the model."""
 
     def __init__(self, plan: RestorationPlan, target: Target, layers: Sequence[int]) -> None:
-        """Hook the target; ``layers`` have caches of the kind `RestoredKV`.
-
-        Raises:
-            ModelError: keys and values of a layer cannot be restored.
-            ValueError: the source is not known, or ``learned`` without what it needs.
-        """
+        """Hook the target; ``layers`` have caches of the kind `RestoredKV`."""
         self._target, self._sites = target, sites_of(target.model, layers)
         self._sink, self._window, self.chunk = plan.sink, plan.window, plan.chunk
         self._source: Exact
@@ -106,15 +96,8 @@ class Restoration:
     ) -> mx.array | None:
         """Compute a chunk of a prompt, then restore what it pushes out of the window.
 
-        Args:
-            tokens: ids [1, N], appended to the caches.
-            caches: those of the sequence.
-            taps: the drafter's, or None.
-            new: how many of the tokens, at the end, are the prompt's.
-            position: of the first of those.
-
-        Returns:
-            The tapped rows [1, N, K·hidden], or None without taps.
+        The last ``new`` of the ``tokens`` [1, N] are the prompt's, the first of them at ``position``. Returns
+        the rows [1, N, K·hidden] of the drafter's ``taps``, or None without those.
         """
         with self._source.recording():
             _, rows = self._target.forward(tokens, caches, taps)

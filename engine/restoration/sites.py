@@ -37,9 +37,7 @@ KINDS: dict[str, AttentionKind] = {
     "qwen3_moe.Attention": AttentionKind(),
     "qwen3_next.Qwen3NextAttention": AttentionKind(),
 }
-VARYING_ROPE = (
-    "DynamicNTKScalingRoPE"  # rotates by the length of the sequence, so rows cannot be rotated later
-)
+VARYING_ROPE = "DynamicNTKScalingRoPE"  # rotates by the length of the text, so rows cannot be rotated later
 
 
 @dataclass(frozen=True)
@@ -62,16 +60,9 @@ class Site:
         return found[0], found[-1]
 
     def placed(self, keys: mx.array, values: mx.array, start: int, heads: int) -> tuple[mx.array, mx.array]:
-        """Rows as attention reads them.
+        """Rows [S, N, heads · dim] of the projections as attention reads them, [S, heads, N, dim].
 
-        Args:
-            keys: as the key projection gives them, [S, N, heads · head dim].
-            values: as the value projection does, [S, N, heads · value dim].
-            start: position of the first row; the others follow.
-            heads: KV heads.
-
-        Returns:
-            Keys and values [S, heads, N, head dim].
+        ``start``: position of the first row.
         """
         keys, values = (rows.reshape(*rows.shape[:2], heads, -1) for rows in (keys, values))
         if "k_norm" in self.attention:
@@ -88,19 +79,18 @@ def sites_of(model: Any, layers: Sequence[int]) -> list[Site]:
     Raises:
         ModelError: one is of a kind whose rows cannot be supplied from elsewhere; the message names it.
     """
-    return [_site(model.layers[layer], layer) for layer in layers]
-
-
-def _site(block: Any, layer: int) -> Site:
-    attention: Any = getattr(block, "self_attn", {})
-    name = f"{type(attention).__module__.rsplit('.', 1)[-1]}.{type(attention).__name__}"
-    if name not in KINDS or "k_proj" not in attention:
-        raise ModelError(
-            f"keys and values of layer {layer} ({name}) cannot be restored; this is known of "
-            f"{', '.join(KINDS)}"
-        )
-    if type(attention.rope).__name__ == VARYING_ROPE:
-        raise ModelError(
-            f"keys of layer {layer} cannot be restored: they are rotated by the length of the text by then"
-        )
-    return Site(layer, attention, KINDS[name])
+    sites = []
+    for layer in layers:
+        attention: Any = getattr(model.layers[layer], "self_attn", {})
+        name = f"{type(attention).__module__.rsplit('.', 1)[-1]}.{type(attention).__name__}"
+        if name not in KINDS or "k_proj" not in attention:
+            raise ModelError(
+                f"keys and values of layer {layer} ({name}) cannot be restored; this is known of "
+                f"{', '.join(KINDS)}"
+            )
+        if type(attention.rope).__name__ == VARYING_ROPE:
+            raise ModelError(
+                f"keys of layer {layer} cannot be restored: {VARYING_ROPE} depends on the length"
+            )
+        sites.append(Site(layer, attention, KINDS[name]))
+    return sites

@@ -41,15 +41,10 @@ class ModuleOutputs(HiddenStateHooks):
     """
 
     def __init__(self, modules: Sequence[Any]) -> None:
-        """Hook modules; call `close` when done."""
         super().__init__(modules, range(len(modules)))
 
     def outputs(self) -> list[mx.array]:
-        """What the last collection recorded, an array for each module; forgets it.
-
-        Raises:
-            ValueError: a module did not run as often as it is named.
-        """
+        """What the last collection recorded, an array for each module; forgets it."""
         rows, self._rows = self._rows, {}
         found = [rows.get(id(module), []) for module in self._layers]
         if any(call >= len(each) for call, each in zip(self._calls, found, strict=True)):
@@ -110,7 +105,7 @@ class Noise(Exact):
         self.start()
 
     def start(self) -> None:
-        """See `Exact`: the same numbers again."""
+        """Begin again, with the same numbers."""
         self._key = mx.random.key(self._seed)
         self._count = 0
         self._sums: Rows = []
@@ -121,8 +116,12 @@ class Noise(Exact):
         rows = super().recorded(count)
         exact = [row.astype(mx.float32) for row in rows]
         self._count += count
-        self._sums = _added(self._sums, [row.sum(axis=0) for row in exact])
-        self._squares = _added(self._squares, [mx.square(row).sum(axis=0) for row in exact])
+        zeros = [mx.zeros(row.shape[-1]) for row in rows]
+        sums, squares = self._sums or zeros, self._squares or zeros
+        self._sums = [total + row.sum(axis=0) for total, row in zip(sums, exact, strict=True)]
+        self._squares = [
+            total + mx.square(row).sum(axis=0) for total, row in zip(squares, exact, strict=True)
+        ]
         return rows
 
     def rows(self, kept: Rows) -> list[Pair]:
@@ -135,19 +134,11 @@ class Noise(Exact):
         return super().rows(drawn)
 
 
-def _added(totals: Rows, new: Rows) -> Rows:
-    return [total + part for total, part in zip(totals, new, strict=True)] if totals else new
-
-
 class FromDrafter(Exact):
     """A projector's keys and values, from the target's layers that the drafter reads."""
 
     def __init__(self, target: Target, sites: Sequence[Site], learned: Learned) -> None:
-        """Hook those layers.
-
-        Raises:
-            ModelError: the projector was trained for other layers.
-        """
+        """Hook those layers; ModelError if the projector was trained for other ones."""
         self._features = learned.features
         self._projections = [learned.projector.of(site.layer) for site in sites]
         self._hooks = target.tap(self._features.taps)

@@ -16,8 +16,7 @@ from engine.cache.transaction import resident
 from engine.decode import Processor, Step
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
-from engine.external_engines.engine import ExternalEngine
-from engine.external_engines.strategies import DraftCounts
+from engine.external_engines import DraftCounts, ExternalEngine
 from engine.generate import Outcome, SamplingOptions, generate_in_session
 from engine.grammar import Grammar
 from engine.registry import Channel
@@ -220,5 +219,5 @@ def decode_externally(
         queue_s=started - submitted,
         engine=engine.name,
         external_counts=None if drafter is None else counts,
-        cache_strategy=engine.strategy_for(policy),
+        cache_strategy=engine.strategy,
     )

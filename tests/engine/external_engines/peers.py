@@ -15,8 +15,7 @@ from engine.cache.policy import parse_policy
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.errors import ConfigurationError
-from engine.external_engines.engine import open_external_engine
-from engine.external_engines.strategies import DraftCounts
+from engine.external_engines import DraftCounts, open_external_engine
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget, load_target
 from tests.engine import families, tiny
 from tests.engine.external_engines.conftest import PROMPT
@@ -66,7 +65,7 @@ def rows(name: str, pairing: str, target: LoadedTarget, drafter: Path) -> list[d
         plain = decode(
             target.target, None, PROMPT, max_tokens=COUNT, draft_length=FixedDraftLength(1), policy=policy
         )
-        one |= {"strategy": external.strategy_for(policy), "same": tokens == tokens_of(list(plain))}
+        one |= {"strategy": external.strategy, "same": tokens == tokens_of(list(plain))}
         one |= {"rounds": counts.rounds, "accepted": counts.accepted}
         found.append(one | {"clean": same(looks(model), before)})
     return found

@@ -9,8 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from engine.external_engines.engine import ExternalEngine
-from engine.external_engines.strategies import DraftCounts, LoopEntry
+from engine.external_engines import DraftCounts, ExternalEngine, LoopEntry
 from engine.target.loading import LoadedTarget
 
 
@@ -34,8 +33,6 @@ def greedy(model: Any, prompt: Sequence[int], count: int, caches: list[Any]) -> 
 
 class Loop:
     """Takes caches where ``keyword`` says so, else makes them inline."""
-
-    block = 1
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -154,5 +151,5 @@ def opened(
     maker = ((__name__, "make_caches"),)
     about: dict[str, Any] = {"drafts": False, "keyword": keyword, "makers": maker} | changes
     loop = kind(target.target.model)
-    entry = LoopEntry(__name__, "nothing", lambda *_: loop, **about)
-    return ExternalEngine(kind.__name__, entry, target, loop)
+    entry = LoopEntry(__name__, "nothing", lambda *_: (1, loop.steps), **about)
+    return ExternalEngine(kind.__name__, entry, target, (1, loop.steps))

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCach
 from engine.cache.policy import parse_policy
 from engine.cache.ring import SlidingRing
 from engine.errors import GenerationError
-from engine.external_engines.strategies import DraftCounts, positions_in, verify_use
+from engine.external_engines import DraftCounts, positions_in, verify_use
 from engine.target.attention import CodedAttention
 from tests.engine import families
 

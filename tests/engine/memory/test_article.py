@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from engine import memory
+from engine import article
 
 
 def rows() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = memory.article_document()["rows"]
+    found: list[dict[str, Any]] = article.article_document()["rows"]
     return found
 
 
@@ -26,7 +26,7 @@ def test_the_table_has_the_five_printed_rows():
 
 
 def test_its_constants_are_those_of_the_verifier_and_the_proposer():
-    document = memory.article_document()
+    document = article.article_document()
     constants = document["constants"]
     assert constants == {
         "layers": 28,
@@ -46,7 +46,7 @@ def test_its_constants_are_those_of_the_verifier_and_the_proposer():
 
 @pytest.mark.parametrize("context", [1, 27, 28])
 def test_a_sequence_within_the_window_is_held_whole(context):
-    assert memory.article_bytes(4, context) == 114_688 + 1_192_099_840 / (4 * context)
+    assert article.article_bytes(4, context) == 114_688 + 1_192_099_840 / (4 * context)
 
 
 def test_three_mebibytes_are_twenty_eight_slots():
@@ -58,7 +58,7 @@ def test_three_mebibytes_are_twenty_eight_slots():
 
 
 def test_the_document_says_that_nothing_was_measured():
-    document = memory.article_document()
+    document = article.article_document()
     assert (document["kind"], document["table"], document["measured"]) == ("analytic", "article", False)
     assert document["left_out"]
     assert rows()[0]["net_bytes_per_token"] == pytest.approx(18582.0)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from engine.external_engines.loops import ENGINES
-from engine.external_engines.strategies import ExternalLoop, LoopEntry
+from engine.external_engines import ENGINES, ExternalLoop, LoopEntry
 from engine.target.loading import SHIPPED_TARGET, LoadedTarget
 from tests.engine.external_engines import small
 from tests.engine.server.raw_server import KEY, RawServer, opened
@@ -57,7 +56,7 @@ def open_small(target: LoadedTarget, drafter: Path | None, block: int | None) ->
     def steps(*arguments: Any, **caches: Any) -> Generator[int]:
         yield from loop.steps(*arguments, **caches)
 
-    return ExternalLoop(1, steps)
+    return 1, steps
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,0 @@
-"""Other engines' decoding loops on our targets, with the caches of a KV policy in them."""
