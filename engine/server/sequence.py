@@ -56,7 +56,7 @@ class PrefillProgress:
 
 @dataclass(frozen=True)
 class DecodeFinished:
-    """The last event of a request that is complete; see `engine.server.schema.Provenance`."""
+    """The last event of a complete request; see `engine.server.schema.Provenance`."""
 
     outcome: Outcome
     drafter: str | None

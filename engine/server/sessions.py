@@ -5,6 +5,7 @@ that prepare requests read.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -74,7 +75,8 @@ class SessionCache:
     """
 
     def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
-        self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
+        self._most, self._seconds = most, seconds
+        self._most_bytes = math.inf if most_bytes is None else most_bytes
         self._idle: list[CachedSession] = []  # the least recently used first
 
     def __len__(self) -> int:
@@ -100,9 +102,7 @@ class SessionCache:
     def give_back(self, cached: CachedSession, now: float) -> None:
         cached.used = now
         self._idle.append(cached)
-        while len(self._idle) > self._most or (
-            self._most_bytes is not None and self.nbytes > self._most_bytes
-        ):
+        while len(self._idle) > self._most or self.nbytes > self._most_bytes:
             self._idle.pop(0).close()
 
     def expire(self, now: float) -> None:
