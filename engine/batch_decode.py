@@ -150,8 +150,8 @@ class _Sequence:
         self.request.stops.start(prompt)
         for done in range(0, len(prompt) - 1, chunk):
             session.take_in(prompt[done : min(done + chunk, len(prompt) - 1)])
-        session.transaction.begin(1 + len(session.carried))
-        logits, rows = session.forward(mx.array([[*session.carried, prompt[-1]]], mx.int32))
+        session.transaction.begin(1 + len(session.uncached))
+        logits, rows = session.forward(mx.array([[*session.uncached, prompt[-1]]], mx.int32))
         token = read_token(next_token(logits[0, -1:], self.request.sampler))
         session.commit(prompt[-1:], rows if rows is None else rows[:, -1:])
         return self.emit((token,), None)

@@ -183,7 +183,7 @@ class _Loop:
             self.session.take_in(prompt[done : min(done + chunk, last)])
             done += chunk
         self.selector.start(prompt)
-        _, packed, rows = self._launch([*self.session.carried, prompt[last]], self.selector.so_far)
+        _, packed, rows = self._launch([*self.session.uncached, prompt[last]], self.selector.so_far)
         token, *numbers = read_tokens(packed)
         self.session.commit(prompt[last:], rows)
         return self._emit((token,), None, self.stops.find((token,)) is not None, numbers, plan=False)
@@ -194,7 +194,7 @@ class _Loop:
         if self.finish or drafter is None:
             return
         block = self.draft_length.choose(self.remaining)
-        block = min(block, self.session.headroom - self.session.transaction.carried)
+        block = min(block, self.session.headroom - self.session.transaction.uncached)
         if block > 1:
             started = perf_counter()
             self.draft = drafter.propose(self.bonus, block - 1, self.selector.sampler)
@@ -208,7 +208,7 @@ class _Loop:
         """One round: verify the drafts that `plan` has launched, accept, commit."""
         started = perf_counter()
         draft, self.draft = self.draft, NOTHING
-        block = mx.concatenate([mx.array([*self.session.carried, self.bonus], mx.int32), draft.tokens])
+        block = mx.concatenate([mx.array([*self.session.uncached, self.bonus], mx.int32), draft.tokens])
         before = self.selector.before(draft.tokens)
         logits, rows = self._forward(block, self.block)  # [B, V], [1, B, K·hidden]
         if before and not self.diagnosis.single_graph:
@@ -231,7 +231,7 @@ class _Loop:
     def plain_steps(self) -> Iterator[Step]:
         """Pipelined plain steps until the draft length chooses a block or the sequence ends."""
         started, fed = perf_counter(), self.bonus
-        token, packed, rows = self._launch([*self.session.carried, fed], self.selector.so_far)
+        token, packed, rows = self._launch([*self.session.uncached, fed], self.selector.so_far)
         while True:
             self.session.commit((fed,), rows)
             ahead = None
@@ -269,11 +269,11 @@ class _Loop:
     ) -> tuple[mx.array, mx.array | None]:
         """Open a transaction and run the tokens [N] forward.
 
-        Logits [N, V] and hidden states [1, N, K·hidden] of the last ``wanted``, or of all not carried.
+        Logits [N, V] and hidden states [1, N, K·hidden] of the last ``wanted``, or of all that are new.
         """
         fed = mx.array(tokens, mx.int32) if isinstance(tokens, list) else tokens
         count = int(fed.shape[0])
-        skipped = self.session.transaction.carried if wanted is None else count - wanted
+        skipped = self.session.transaction.uncached if wanted is None else count - wanted
         self.session.transaction.begin(count)
         logits, rows = self.session.forward(fed[None])
         if skipped:

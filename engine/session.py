@@ -26,7 +26,7 @@ from engine.target.model import Target
 class _Mark:
     tokens: int  # held then
     caches: Mark
-    drafter: Callable[[], None] | None  # brings it back
+    drafter: Callable[[], object] | None  # brings it back
 
 
 class Session(AbstractContextManager["Session"]):
@@ -52,7 +52,7 @@ class Session(AbstractContextManager["Session"]):
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # identifies the continuation that uses the session
         self._mark: _Mark | None = None
-        self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.carried`
+        self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.uncached`
         with ExitStack() as opened:  # what fails half way leaves the model as it was
             self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
             opened.callback(lambda: self.transaction.close())  # noqa: PLW0108 - the one of then
@@ -88,9 +88,9 @@ class Session(AbstractContextManager["Session"]):
         return sum(cache.replaced for cache in self.caches if isinstance(cache, RestoredKV))
 
     @property
-    def carried(self) -> list[int]:
+    def uncached(self) -> list[int]:
         """Committed tokens the caches do not hold; they go in front of the next forward."""
-        count = self.transaction.carried
+        count = self.transaction.uncached
         return self.tokens[len(self.tokens) - count :] if count else []
 
     def resume(self, prompt: Sequence[int]) -> int:
@@ -116,7 +116,7 @@ class Session(AbstractContextManager["Session"]):
         """Remember the present state: where caches or drafter cannot go back as far as `resume` asks, it
         comes back here instead of starting over. The mark before is forgotten.
         """
-        if self._restoration is None and not self.transaction.carried:
+        if self._restoration is None and not self.transaction.uncached:
             drafter = self.drafter.mark() if self.drafter else None
             self._mark = _Mark(len(self.tokens), self.transaction.mark(), drafter)
 
@@ -147,9 +147,9 @@ class Session(AbstractContextManager["Session"]):
         restoration = self._restoration
         size = restoration.chunk if restoration else len(tokens)
         for done in range(0, len(tokens), size):
-            part, carried = tokens[done : done + size], self.carried
+            part, uncached = tokens[done : done + size], self.uncached
             try:
-                fed = mx.array([[*carried, *part]], mx.int32)
+                fed = mx.array([[*uncached, *part]], mx.int32)
                 if restoration is None:
                     _, rows = self.forward(fed)
                 else:  # and restore what this pushes out of the window
@@ -160,23 +160,23 @@ class Session(AbstractContextManager["Session"]):
             except BaseException:
                 self._start_over()
                 raise
-            self._note(part, rows if rows is None else rows[:, len(carried) :])
+            self._note(part, rows if rows is None else rows[:, len(uncached) :])
             mx.clear_cache()
 
     def forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
         """One forward over [1, N] tokens: logits [1, N, V] and hidden states."""
         if self._compiled is not None and tokens.shape[1] <= self.headroom:
-            done = self._compiled.forward(tokens, self.caches, self.transaction.room or self.headroom)
+            done = self._compiled.forward(tokens, self.caches, self.transaction.open_positions or self.headroom)
             if done is not None:
                 return done
         return self.target.forward(tokens, self.caches, self._hooks)
 
     def commit(self, tokens: Sequence[int], rows: mx.array | None) -> None:
-        """Keep the positions of these tokens and of those carried, and drop what follows in the transaction.
+        """Keep the positions of these tokens and those not cached yet; drop the rest.
 
         ``rows`` are hidden states at these positions and perhaps more, [1, at least N, K·hidden].
         """
-        self.transaction.commit(self.transaction.carried + len(tokens))
+        self.transaction.commit(self.transaction.uncached + len(tokens))
         self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
 
     @contextmanager

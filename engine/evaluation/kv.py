@@ -320,8 +320,8 @@ def _prefilled(engine: Engine, tokens: Sequence[int]) -> Iterator[Session]:
     with replace(engine, options=options, drafter=None).open_session(1) as session:
         for start in range(0, len(tokens) - 1, options.prefill_chunk):
             session.take_in(tokens[start : min(start + options.prefill_chunk, len(tokens) - 1)])
-        session.transaction.begin(len(session.carried) + 1)
-        session.forward(mx.array([[*session.carried, tokens[-1]]], mx.int32))
+        session.transaction.begin(len(session.uncached) + 1)
+        session.forward(mx.array([[*session.uncached, tokens[-1]]], mx.int32))
         session.commit(tokens[-1:], None)
         yield session
 

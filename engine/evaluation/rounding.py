@@ -110,8 +110,8 @@ def paired_logits(target: LoadedTarget, run: Run, chunk: int) -> Iterator[tuple[
                 break
             tokens = run.tokens[done : done + block]
             fed = [*tokens, *[tokens[-1]] * (block - len(tokens))]  # drafts after the kept ones do not matter
-            session.transaction.begin(len(session.carried) + block)
-            together, _ = session.forward(mx.array([[*session.carried, *fed]], mx.int32))
+            session.transaction.begin(len(session.uncached) + block)
+            together, _ = session.forward(mx.array([[*session.uncached, *fed]], mx.int32))
             together = together[:, -block:][:, :kept]
             alone = []
             for token in tokens[:kept]:
