@@ -231,7 +231,7 @@ class ExternalEngine:
             else:
                 why = self._unfit(policy) or self._failure(policy) or ""
             if len(self._obstacles) >= MOST_POLICIES:
-                self._obstacles.pop(next(iter(self._obstacles)))
+                self._obstacles = {NATIVE.spec: ""}  # which no trial of OWN_CACHES would allow
             self._obstacles[policy.spec] = why
         return self._obstacles[policy.spec] or None
 

@@ -6,21 +6,22 @@ import hmac
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Annotated, Any, ClassVar
 
 from fastapi import FastAPI, Path, Request, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.errors import ConfigurationError, EngineError, ModelNotHere
@@ -28,9 +29,7 @@ from engine.registry import SEPARATOR, ModelEntry, Places, locate
 from engine.server import schema
 from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord
 from engine.server.schema import ERRORS, UNSUPPORTED_PATHS, Refusal, refusal_of, unsupported
-from engine.server.service import BUG, CompletionResponse, Message, Receive, Send, Service, send_refusal
-
-App = Callable[[Message, Receive, Send], Awaitable[None]]
+from engine.server.service import BUG, CompletionResponse, Service, send_refusal
 
 STARTED = int(time.time())
 KEYLESS_PATHS = ("/health",)
@@ -42,9 +41,11 @@ LONGEST_SHOWN = 100  # characters of a value in a message
 KEYED = [Security(HTTPBearer(description="Where the server has keys.", auto_error=False))]
 
 
-def new_app(service: Service, metrics: Metrics, rules: "AccessRules", *, log_content: bool = False) -> App:
+def new_app(
+    service: Service, metrics: Metrics, rules: "AccessRules", *, log_content: bool = False
+) -> ASGIApp:
     """Make the application with its guard; `log_content` writes prompts and answers to the log."""
-    guarded: App = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
+    guarded: ASGIApp = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
     if rules.origins:  # outermost, because a browser asks before it sends a key
         return CORSMiddleware(
             guarded, allow_origins=rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
@@ -57,8 +58,6 @@ def new_app(service: Service, metrics: Metrics, rules: "AccessRules", *, log_con
 
 @dataclass(frozen=True)
 class AccessRules:
-    """Which requests to let in."""
-
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; empty where none is needed
     hosts: tuple[str, ...] = ()  # names that a Host header may have; empty for any
     origins: tuple[str, ...] = ()  # of web pages that may ask; * stands for any
@@ -72,9 +71,9 @@ def digest(key: str) -> bytes:
 
 
 class AccessGuard:
-    """ASGI middleware that applies the rules, reads the body, and logs and counts the request's record."""
+    """Middleware that applies the rules, reads the body, and logs and counts the request's record."""
 
-    def __init__(self, app: App, rules: AccessRules, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, rules: AccessRules, metrics: Metrics) -> None:
         self._app, self._rules, self._metrics = app, rules, metrics
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -174,11 +173,7 @@ def _known(header: str, keys: tuple[bytes, ...]) -> bool:
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection of uvicorn's, closed where the head of a request does not arrive in time.
-
-    uvicorn waits without end for the first request and for a head that has started, so that anybody could
-    hold connections without a key, or all of them.
-    """
+    """A connection, closed where a request's head is late, for which uvicorn would wait without end."""
 
     head_s: ClassVar[float] = 30.0  # until the head of a request is there
     most: ClassVar[int] = min(getrlimit(RLIMIT_NOFILE)[0] // 2, 4096)  # connections; more are closed at once
@@ -234,33 +229,28 @@ def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAP
     _add_completions(api, service, log_content=log_content)
     _add_listing(api, service, metrics)
     _add_error_handlers(api)
-    api.openapi = lambda: _openapi(api)  # type: ignore[method-assign]
+    _amend_openapi(api.openapi())  # FastAPI keeps it
     return api
 
 
 def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> None:
-    def route(path: str, name: str, reply: type) -> Callable[[Any], Any]:
-        replies = _refusals(400, 401, 403, 404, 408, 413, 415, 429, 501)
-        replies[200] = {"model": reply, "content": {"text/event-stream": {}}}
-        return api.post(
-            path,
-            responses=replies,
-            response_class=JSONResponse,
-            operation_id=name,
-            dependencies=KEYED,
-        )
+    post = partial(api.post, response_class=JSONResponse, dependencies=KEYED)
+    refusals = _refusals(400, 401, 403, 404, 408, 413, 415, 429, 501)
+
+    def replies(reply: type) -> dict[int | str, dict[str, Any]]:
+        return refusals | {200: {"model": reply, "content": {"text/event-stream": {}}}}
 
     def answer(body: schema.ChatRequest | schema.TextRequest, request: Request) -> Response:
         record: RequestRecord = request.state.record
         record.stream = bool(body.stream)
         return CompletionResponse(service, body, record, log_content=log_content)
 
-    @route("/v1/chat/completions", "chat", schema.ChatCompletion)
+    @post("/v1/chat/completions", operation_id="chat", responses=replies(schema.ChatCompletion))
     async def chat(body: schema.ChatRequest, request: Request) -> Response:
         """Answer a conversation; with `stream`, as events that end with `[DONE]`."""
         return answer(body, request)
 
-    @route("/v1/completions", "complete", schema.TextCompletion)
+    @post("/v1/completions", operation_id="complete", responses=replies(schema.TextCompletion))
     async def complete(body: schema.TextRequest, request: Request) -> Response:
         """Continue a text; with `stream`, as events that end with `[DONE]`."""
         return answer(body, request)
@@ -337,22 +327,16 @@ def _cards(service: Service, entry: ModelEntry, ids: Mapping[str, str]) -> list[
     ]
 
 
-def _openapi(api: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document: with the key, and without the answers FastAPI would give to wrong bodies."""
-    if not api.openapi_schema:
-        found = get_openapi(
-            title=api.title, version=api.version, description=api.description, routes=api.routes
-        )
-        parts = found["components"]
-        for name in ("HTTPValidationError", "ValidationError"):
-            parts["schemas"].pop(name, None)
-        parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        for path, methods in found["paths"].items():
-            for operation in methods.values():
-                operation["responses"].pop("422", None)
-                operation["security"] = [] if path in KEYLESS_PATHS else [{"key": []}]
-        api.openapi_schema = found
-    return api.openapi_schema
+def _amend_openapi(found: dict[str, Any]) -> None:
+    """Add the key, and leave out the answers that FastAPI would give to wrong bodies."""
+    parts = found["components"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        parts["schemas"].pop(name, None)
+    parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path, methods in found["paths"].items():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+            operation["security"] = [] if path in KEYLESS_PATHS else [{"key": []}]
 
 
 # --- errors ---------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -84,16 +85,9 @@ class Metrics(Collector):
         self._requests = Counter(
             "kakeya_requests", "Requests that ended", ["path", "model", "status"], registry=own
         )
-        self._seconds = Histogram(
-            "kakeya_request_seconds", "From request to last byte", ["path"], buckets=SECONDS, registry=own
-        )
-        self._first = Histogram(
-            "kakeya_first_token_seconds",
-            "From request to first token",
-            ["model"],
-            buckets=SECONDS,
-            registry=own,
-        )
+        timing = partial(Histogram, buckets=SECONDS, registry=own)
+        self._seconds = timing("kakeya_request_seconds", "From request to last byte", ["path"])
+        self._first = timing("kakeya_first_token_seconds", "From request to first token", ["model"])
         self._counters = {
             name: Counter(f"kakeya_{metric}", text, ["model"], registry=own)
             for name, (metric, text) in COUNTERS.items()

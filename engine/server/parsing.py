@@ -14,6 +14,7 @@ from typing import Any
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
 
 from engine.detokenize import TextStream
+from engine.logprobs import TokenLogprob
 from engine.server.schema import CalledFunction, ToolCallReply
 from engine.stops import Stops
 
@@ -24,25 +25,25 @@ _new_machine: Any = make_text_state_machine
 
 @dataclass
 class ParsedText:
-    """A part of an answer: its content, its reasoning, and the tool calls that ended in it."""
+    """A part of an answer, with the tool calls that ended in it."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCallReply] = field(default_factory=list)
+    logprobs: list[tuple[int, TokenLogprob]] = field(default_factory=list)  # and where its token begins
 
     def __iadd__(self, other: "ParsedText") -> "ParsedText":
         self.content += other.content
         self.reasoning += other.reasoning
         self.calls += other.calls
+        self.logprobs += other.logprobs
         return self
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls)
+        return bool(self.content or self.reasoning or self.calls or self.logprobs)
 
 
 class OutputParser:
-    """Parses one answer as it comes."""
-
     def __init__(
         self,
         tokenizer: Any,
@@ -53,10 +54,7 @@ class OutputParser:
         tools: Sequence[dict[str, Any]] = (),
         plain: bool = False,
     ) -> None:
-        """Begin in a `state` of the text machine, after the tokens of a prompt.
-
-        Parsers look up the types of arguments in `tools`; `plain` passes marks on as text.
-        """
+        """Begin in a `state` of the text machine; `plain` passes marks on as text."""
         self.stream = TextStream(tokenizer, stops, prompt)
         self.reasoning_tokens = 0
         self._tools, self._parser = list(tools), tokenizer.tool_parser

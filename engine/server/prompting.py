@@ -51,7 +51,12 @@ def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedProm
         )
     described = [tool.model_dump(exclude_none=True) for tool in _callable(request, tools)]
     switches = _switches(request, model)
-    turns = [_turn(message.model_dump(exclude_none=True)) for message in request.messages]
+    turns = [message.model_dump(exclude_none=True) for message in request.messages]
+    for turn in turns:  # in the form that templates expect
+        turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
+        if "reasoning" in turn:
+            turn["reasoning_content"] = turn["reasoning"]
+        turn.setdefault("content", None)
     contents = [turn["content"] for turn in turns]
     texts = [text for text in contents if isinstance(text, str)]
     texts += [part["text"] for content in contents if isinstance(content, list) for part in content]
@@ -81,25 +86,15 @@ def text_prompt(request: schema.TextRequest, model: LoadedModel) -> RenderedProm
     """Tokenize a text, or check the token ids that were given; raise Refusal."""
     given: Any = request.prompt
     prompt = given[0] if isinstance(given, list) and not isinstance(given[0], int) else given
-    if isinstance(prompt, list):
-        most = model.target.target.vocab_size
-        if odd := [token for token in prompt if token >= most]:
+    if isinstance(prompt, str):
+        _check_characters([prompt], model, "prompt")
+        with wrap_errors(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
+            tokens = [int(token) for token in model.target.tokenizer.encode(prompt)]
+    else:
+        tokens, most = prompt, model.target.target.vocab_size
+        if odd := [token for token in tokens if token >= most]:
             raise PromptError(f"prompt: {odd[0]} is no token of this model, whose ids end at {most - 1}")
-        return _checked(RenderedPrompt(prompt, len(prompt) - 1), model, "prompt")
-    _check_characters([prompt], model, "prompt")
-    with wrap_errors(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
-        tokens = [int(token) for token in model.target.tokenizer.encode(prompt)]
     return _checked(RenderedPrompt(tokens, len(tokens) - 1), model, "prompt")
-
-
-def _turn(message: dict[str, Any]) -> dict[str, Any]:
-    """A message in the form that templates expect."""
-    if message["role"] == "developer":
-        message["role"] = "system"
-    if "reasoning" in message:
-        message["reasoning_content"] = message["reasoning"]
-    message.setdefault("content", None)
-    return message
 
 
 def _callable(request: schema.ChatRequest, tools: Sequence[schema.Tool]) -> list[schema.Tool]:
@@ -113,14 +108,17 @@ def _switches(request: schema.ChatRequest, model: LoadedModel) -> Mapping[str, A
     """The template's switches: the registry's, then the request's."""
     effort, given = request.reasoning_effort, request.chat_template_kwargs or {}
     switches = dict(model.entry.chat_template_kwargs)
+    asked: list[tuple[str, Sequence[str]]] = []
     if effort is not None:
-        if not has_switch(model, ("reasoning_effort", *THINKING_NAMES)):
-            raise _no_switch("reasoning_effort", model)
+        asked.append(("reasoning_effort", ("reasoning_effort", *THINKING_NAMES)))
         switches |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     for name in given:
         names = THINKING_NAMES if name in THINKING_NAMES else (name,)
-        if name in RESERVED_SWITCHES or not has_switch(model, names):
-            raise _no_switch(f"chat_template_kwargs.{ascii(name)[1:-1][:LONGEST_SHOWN]}", model)
+        asked.append((f"chat_template_kwargs.{ascii(name)[1:-1][:LONGEST_SHOWN]}", names))
+    for param, variables in asked:
+        if RESERVED_SWITCHES.intersection(variables) or not has_switch(model, variables):
+            why = f"the chat template of {model.entry.name} has no such switch; leave it out"
+            raise invalid(param, f"{param}: {why}")
     return switches | given
 
 
@@ -128,12 +126,6 @@ def has_switch(model: LoadedModel, names: Iterable[str]) -> bool:
     """Whether a chat template has a variable of one of these names; assumed of one that is a program."""
     template = model.target.tokenizer.chat_template
     return not isinstance(template, str) or any(name in template for name in names)
-
-
-def _no_switch(param: str, model: LoadedModel) -> Refusal:
-    return invalid(
-        param, f"{param}: the chat template of {model.entry.name} has no such switch; leave it out"
-    )
 
 
 def _check_characters(texts: Iterable[str], model: LoadedModel, param: str) -> None:

@@ -7,7 +7,6 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from engine.decode import Step
@@ -22,18 +21,11 @@ from engine.server.sessions import LoadedModel
 from engine.stops import Stops
 
 
-@dataclass(frozen=True)
-class PlacedLogprob:
-    """A token's log-probabilities, and where in the text the token begins."""
-
-    begin: int
-    record: TokenLogprob
-
-
 class ResponseBuilder(ABC):
     """The answer to one request: what was said so far, and the objects for it."""
 
-    prefix = ""
+    prefix: str
+    chunk: type[schema.ChatChunk | schema.TextCompletion]
 
     def __init__(
         self,
@@ -54,8 +46,7 @@ class ResponseBuilder(ABC):
             plain=isinstance(request, schema.TextRequest),
         )
         self.parsed, self.tokens = ParsedText(), list[int]()
-        self._logprobs: list[PlacedLogprob] = []  # those sent or ready
-        self._pending: list[PlacedLogprob] = []
+        self._pending: list[tuple[int, TokenLogprob]] = []
         self.head: dict[str, Any] = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -68,13 +59,15 @@ class ResponseBuilder(ABC):
 
     def take(self, steps: Sequence[Step]) -> Iterator[schema.Reply]:
         """Yield a chunk for steps, if any text became certain with them."""
-        return self._chunk_of(*self.hear(steps))
+        if parsed := self.hear(steps):
+            yield self._chunk([self._choice(parsed, None)])
 
     def end(self, ended: DecodeFinished) -> Iterator[schema.Reply]:
-        yield from self._chunk_of(*self._rest())
+        if parsed := self._rest():
+            yield self._chunk([self._choice(parsed, None)])
         provenance, options = self.provenance(ended), self._request.stream_options
         separate = options is not None and options.include_usage
-        choice = self._choice(ParsedText(), [], self.finish(ended))
+        choice = self._choice(ParsedText(), self.finish(ended))
         yield self._chunk([choice], x_kakeya=None if separate else provenance)
         if separate:
             yield self._chunk([], usage=self.usage(ended.cached_tokens), x_kakeya=provenance)
@@ -86,47 +79,38 @@ class ResponseBuilder(ABC):
             self.finish(ended), usage=self.usage(ended.cached_tokens), x_kakeya=self.provenance(ended)
         )
 
-    def hear(self, steps: Sequence[Step]) -> tuple[ParsedText, list[PlacedLogprob]]:
+    def hear(self, steps: Sequence[Step]) -> ParsedText:
         """Take in steps; return what became certain with them."""
         parsed = ParsedText()
         for step in steps:
             parsed += self._parser.add(step.tokens)
             begins = self._parser.stream.begins[len(self.tokens) :]
             self.tokens += step.tokens
-            if step.logprobs is not None:
-                placed = map(PlacedLogprob, begins, step.logprobs)
-                self._pending += [each for each in placed if each.record.token not in self._stops.tokens]
-        self.parsed += parsed
-        return parsed, self._certain()
+            placed = zip(begins, step.logprobs or (), strict=False)
+            self._pending += [each for each in placed if each[1].token not in self._stops.tokens]
+        return self._certain(parsed)
 
-    def _rest(self) -> tuple[ParsedText, list[PlacedLogprob]]:
+    def _rest(self) -> ParsedText:
         """What still waited when the text ended."""
         parsed = self._parser.finish()
-        self.parsed += parsed
-        return parsed, self._certain(everything=not self._parser.stream.ended)
+        return self._certain(parsed, everything=not self._parser.stream.ended)
 
-    def _certain(self, *, everything: bool = False) -> list[PlacedLogprob]:
-        """Log-probabilities of tokens that begin in text that is certain, each once."""
+    def _certain(self, parsed: ParsedText, *, everything: bool = False) -> ParsedText:
+        """Add the log-probabilities of tokens that begin in text that is certain, each once."""
         given = self._parser.stream.given
-        ready = [each for each in self._pending if everything or each.begin < given]
-        del self._pending[: len(ready)]
-        self._logprobs += ready
-        return ready
-
-    def _chunk_of(self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob]) -> Iterator[schema.Reply]:
-        if parsed or logprobs:
-            yield self._chunk([self._choice(parsed, logprobs, None)])
+        parsed.logprobs = [each for each in self._pending if everything or each[0] < given]
+        del self._pending[: len(parsed.logprobs)]
+        self.parsed += parsed
+        return parsed
 
     @abstractmethod
-    def _choice(
-        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
-    ) -> Any: ...
+    def _choice(self, parsed: ParsedText, finish: schema.Finish | None) -> Any: ...
 
-    @abstractmethod
-    def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply: ...
+    def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply:
+        return self.chunk(**self.head, choices=choices, **fields)
 
-    @abstractmethod
-    def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply: ...
+    def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply:
+        return self._chunk([self._choice(self.parsed, finish)], **fields)
 
     def finish(self, ended: DecodeFinished) -> schema.Finish:
         if ended.outcome.finish == "length":
@@ -196,27 +180,20 @@ class ResponseBuilder(ABC):
 
 
 class ChatResponseBuilder(ResponseBuilder):
-    """A chat completion."""
-
-    prefix = "chatcmpl"
+    prefix, chunk = "chatcmpl", schema.ChatChunk
     _request: schema.ChatRequest
 
     def begin(self) -> Iterator[schema.Reply]:
         """Yield the role, as OpenAI's streams begin."""
         yield self._chunk([schema.ChunkChoice(delta=schema.Delta(role="assistant", content=""))])
 
-    def _choice(
-        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
-    ) -> schema.ChunkChoice:
+    def _choice(self, parsed: ParsedText, finish: schema.Finish | None) -> schema.ChunkChoice:
         delta = schema.Delta(
             content=parsed.content or None,
             reasoning=parsed.reasoning or None,
             tool_calls=parsed.calls or None,
         )
-        return schema.ChunkChoice(delta=delta, logprobs=self._chat_logprobs(logprobs), finish_reason=finish)
-
-    def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply:
-        return schema.ChatChunk(**self.head, choices=choices, **fields)
+        return schema.ChunkChoice(delta=delta, logprobs=self._chat_logprobs(parsed), finish_reason=finish)
 
     def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply:
         parsed = self.parsed
@@ -226,22 +203,19 @@ class ChatResponseBuilder(ResponseBuilder):
             tool_calls=[call.model_copy(update={"index": None}) for call in parsed.calls] or None,
         )
         choice = schema.ChatChoice(
-            message=message, logprobs=self._chat_logprobs(self._logprobs), finish_reason=finish
+            message=message, logprobs=self._chat_logprobs(parsed), finish_reason=finish
         )
         return schema.ChatCompletion(**self.head, choices=[choice], **fields)
 
-    def _chat_logprobs(self, logprobs: Sequence[PlacedLogprob]) -> schema.ChatLogprobs | None:
-        if not logprobs:
-            return None
-        return schema.ChatLogprobs(
-            content=[
-                schema.ContentLogprob(
-                    **self._spelled(each.record.token, each.record.logprob),
-                    top_logprobs=[schema.TopLogprob(**self._spelled(*top)) for top in each.record.top],
-                )
-                for each in logprobs
-            ]
-        )
+    def _chat_logprobs(self, parsed: ParsedText) -> schema.ChatLogprobs | None:
+        content = [
+            schema.ContentLogprob(
+                **self._spelled(each.token, each.logprob),
+                top_logprobs=[schema.TopLogprob(**self._spelled(*top)) for top in each.top],
+            )
+            for _, each in parsed.logprobs
+        ]
+        return schema.ChatLogprobs(content=content) if content else None
 
     def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
         """A token as text and bytes; a part of a character has no text, and its bytes are unknown here."""
@@ -250,28 +224,18 @@ class ChatResponseBuilder(ResponseBuilder):
 
 
 class TextResponseBuilder(ResponseBuilder):
-    """A text completion."""
-
-    prefix = "cmpl"
+    prefix, chunk = "cmpl", schema.TextCompletion
     _request: schema.TextRequest
 
-    def _choice(
-        self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
-    ) -> schema.TextChoice:
-        records = [each.record for each in logprobs]
+    def _choice(self, parsed: ParsedText, finish: schema.Finish | None) -> schema.TextChoice:
+        records = [record for _, record in parsed.logprobs]
         top = [{self._text(token): value for token, value in each.top} for each in records]
         told = schema.TextLogprobs(
             tokens=[self._text(each.token) for each in records],
             token_logprobs=[each.logprob for each in records],
             top_logprobs=top if self.decoded.logprobs else None,
-            text_offset=[each.begin for each in logprobs],
+            text_offset=[begin for begin, _ in parsed.logprobs],
         )
         return schema.TextChoice(
-            text=parsed.content, logprobs=told if logprobs else None, finish_reason=finish
+            text=parsed.content, logprobs=told if records else None, finish_reason=finish
         )
-
-    def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply:
-        return schema.TextCompletion(**self.head, choices=choices, **fields)
-
-    def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply:
-        return self._chunk([self._choice(self.parsed, self._logprobs, finish)], **fields)

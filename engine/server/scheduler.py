@@ -27,7 +27,6 @@ from engine.server.sequence import (
     DecodeFinished,
     DecodeRequest,
     Event,
-    EventCallback,
     decode_externally,
     decode_in_session,
 )
@@ -37,13 +36,12 @@ logger = logging.getLogger(__name__)
 IDLE_S = 1.0  # how often the idle thread wakes to close sessions that expired
 STATS_S = 0.2  # how old the statistics may be while there is work
 
+# turns an entry of the registry into what loads it; raises at once where files are missing
 ModelFinder = Callable[[ModelEntry], Callable[[], LoadedModel]]
 
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """How much is done and kept at once."""
-
     parallel: int = 4  # requests that take turns
     models: int = 1  # in memory
     sessions: int = 8  # idle ones, kept for the next turn of a conversation
@@ -78,7 +76,7 @@ class DecodeJob:
 
     request: DecodeRequest
     lease: ModelLease
-    deliver: EventCallback
+    deliver: Callable[[Event], None]
     submitted: float = field(default_factory=perf_counter)
     cancelled: Flag = field(default_factory=Flag)
 
@@ -99,16 +97,9 @@ class ActiveSequence:
 
 
 class Scheduler:
-    """The thread, and the only way to it."""
-
-    def __init__(
-        self, find: ModelFinder, limits: SchedulerLimits, on_death: Callable[[], None] = lambda: None
-    ) -> None:
-        """Prepare; `start` starts the thread, and a bug of ours that ends it calls `on_death`.
-
-        `find` turns an entry of the registry into what loads it, and raises at once where files are missing.
-        """
-        self._find, self._limits, self.on_death = find, limits, on_death
+    def __init__(self, find: ModelFinder, limits: SchedulerLimits) -> None:
+        self._find, self._limits = find, limits
+        self.on_death: Callable[[], None] = lambda: None  # called when a bug of ours ends the thread
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._leases: deque[ModelLease] = deque()  # not granted yet
         self._leased: dict[str, int] = {}  # leases granted, by model
@@ -151,7 +142,9 @@ class Scheduler:
     def release(self, lease: ModelLease) -> None:
         self._calls.put(partial(self._release, lease))
 
-    def submit(self, lease: ModelLease, request: DecodeRequest, deliver: EventCallback) -> DecodeJob:
+    def submit(
+        self, lease: ModelLease, request: DecodeRequest, deliver: Callable[[Event], None]
+    ) -> DecodeJob:
         """Queue a request with a granted lease, which the thread releases when the request has ended.
 
         `deliver` is called in the engine's thread with each event; unless the job is cancelled, the last is

@@ -13,15 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from engine.errors import (
-    ConfigurationError,
-    EngineError,
-    GenerationError,
-    InputError,
-    ModelError,
-    PromptError,
-    UnknownModel,
-)
+from engine import errors
 
 Drafting = Literal["default", "none", "prompt-lookup"]  # the model's drafter, nothing, or look-ups alone
 Finish = Literal["stop", "length", "tool_calls"]
@@ -49,7 +41,7 @@ ERRORS = {
 }
 
 
-class Refusal(ConfigurationError):
+class Refusal(errors.ConfigurationError):
     """Ends a request with a status and an error document; `param` is the request's wrong field."""
 
     def __init__(
@@ -70,7 +62,7 @@ class Refusal(ConfigurationError):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-class ShuttingDownError(GenerationError):
+class ShuttingDownError(errors.GenerationError):
     """The server shuts down before the request is complete."""
 
 
@@ -82,20 +74,20 @@ def unsupported(what: str, param: str | None = None) -> Refusal:
     return Refusal(501, f"{what} is not supported by this server", param=param, code="unsupported_feature")
 
 
-def refusal_of(error: EngineError, param: str | None = None) -> Refusal:
+def refusal_of(error: errors.EngineError, param: str | None = None) -> Refusal:
     """Turn an error of the engine into a refusal; `param` names the field where the error does not."""
     match error:
         case Refusal():
             return error
         case ShuttingDownError():
             return Refusal(503, str(error), code="shutting_down")
-        case UnknownModel():
+        case errors.UnknownModel():
             return Refusal(404, str(error), param="model", code="model_not_found")
-        case ModelError():
+        case errors.ModelError():
             return Refusal(500, str(error), code="model_unusable")
-        case PromptError():
+        case errors.PromptError():
             return invalid(param or "messages", str(error), code="invalid_prompt")
-        case InputError():
+        case errors.InputError():
             return Refusal(400, str(error), param=param, code="invalid_value")
     return Refusal(500, str(error), code="generation_failed")
 
@@ -105,7 +97,7 @@ def refusing(param: str) -> Iterator[None]:
     """Turn errors of the engine into refusals that name this field."""
     try:
         yield
-    except EngineError as error:
+    except errors.EngineError as error:
         raise refusal_of(error, param) from error
 
 

@@ -4,7 +4,7 @@ A generator yields an event for each chunk of the prompt and for each round; clo
 session usable. Arrays are made by the engine's thread alone, so requests and events hold none.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -31,8 +31,6 @@ OUR_ENGINE = "kakeya"
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """What is to be decoded."""
-
     prompt: list[int]
     stable_prefix: int  # how many tokens probably begin the conversation's next prompt too
     max_tokens: int
@@ -58,7 +56,7 @@ class PrefillProgress:
 
 @dataclass(frozen=True)
 class DecodeFinished:
-    """The last event of a request that is complete; see `engine.server.schema.Provenance`."""
+    """The last event of a complete request; see `engine.server.schema.Provenance`."""
 
     outcome: Outcome
     drafter: str | None
@@ -74,13 +72,10 @@ class DecodeFinished:
 
 @dataclass(frozen=True)
 class DecodeFailed:
-    """The last event of a request that failed."""
-
     error: Exception
 
 
 Event = PrefillProgress | Step | DecodeFinished | DecodeFailed
-EventCallback = Callable[[Event], None]
 
 
 def decode_in_session(
@@ -110,8 +105,12 @@ def decode_in_session(
             yield PrefillProgress(done, total)
         if done == request.stable_prefix:
             session.mark()
+    mlx_lm: Any = make_logits_processors
+    processors: list[Processor] = mlx_lm(dict(request.bias) or None, **request.penalties)
+    if request.grammar is not None:  # last: nothing may bring back what it forbids
+        processors.append(request.grammar.processor(total))
     sampling = SamplingOptions(
-        request.sampling, _processors(request), request.stop_texts, logprobs=request.logprobs
+        request.sampling, tuple(processors), request.stop_texts, logprobs=request.logprobs
     )
     steps = generate_in_session(
         target,
@@ -145,13 +144,6 @@ def decode_in_session(
         cached_tokens=cached,
         fallback_from=fallback_from,
     )
-
-
-def _processors(request: DecodeRequest) -> tuple[Processor, ...]:
-    """The grammar comes last: nothing may bring back what it forbids."""
-    mlx_lm: Any = make_logits_processors
-    grammar = () if request.grammar is None else (request.grammar.processor(len(request.prompt)),)
-    return (*mlx_lm(dict(request.bias) or None, **request.penalties), *grammar)
 
 
 # --- external engines: greedy, and tokens are all they give ---------------------------------------------

@@ -137,10 +137,6 @@ class HttpServer(uvicorn.Server):
         self.service, self._grace_s = service, grace_s
         self.on_start: Callable[[], None] = lambda: None
 
-    def end(self) -> None:
-        """Begin the shutdown; from any thread."""
-        self.should_exit = True
-
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Let SIGINT and SIGTERM begin the shutdown, in the main thread."""
@@ -207,7 +203,7 @@ def running_server(registry: Registry, settings: ServerSettings, find: ModelFind
             timeout_graceful_shutdown=int(settings.grace_s + ABANDON_S) + 1,
         )
         server = HttpServer(config, service, settings.grace_s)
-        scheduler.on_death = server.end
+        scheduler.on_death = partial(setattr, server, "should_exit", True)
         yield server
     finally:
         scheduler.stop()

@@ -7,13 +7,14 @@ job) is given back however it ends, also when its client disconnects.
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Send
 
 from engine.decode import Step
 from engine.errors import EngineError
@@ -39,25 +40,19 @@ STREAM_HEADERS = [
 ]
 BUG = Refusal(500, "this is a bug in the server; its log says more", code="bug")
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+ENDS = (DecodeFinished, DecodeFailed)
+NO_RECEIVE: Any = None  # a reply that is sent whole does not listen
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request may ask for, and how many there may be; more is refused."""
-
     max_tokens: int = 4096  # of an answer
     default_tokens: int = 512  # … whose request says nothing
     admitted: int = 68  # requests that are served or wait
 
 
 class EventQueue:
-    """The events of one request, on their way from the engine's thread to the event loop.
-
-    The loop is woken only while it waits here, so that it may get several events at once.
-    """
+    """The events of one request for the event loop, woken only while it waits, to get several at once."""
 
     def __init__(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
@@ -67,16 +62,13 @@ class EventQueue:
     def put(self, event: Event) -> None:
         """Add an event, from any thread; where the loop has ended already it is dropped."""
         self._events.append(event)
-        if self._waiting or isinstance(event, DecodeFinished | DecodeFailed):
+        if self._waiting or isinstance(event, ENDS):
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     async def pause(self, seconds: float) -> None:
         """Wait so long, or until the last event comes."""
-        await self._wait(
-            lambda: bool(self._events) and isinstance(self._events[-1], DecodeFinished | DecodeFailed),
-            seconds,
-        )
+        await self._wait(lambda: bool(self._events) and isinstance(self._events[-1], ENDS), seconds)
 
     async def next(self, seconds: float | None = None) -> list[Event]:
         """Return the events there are, none after a timeout; raise a failed request's error after them."""
@@ -102,8 +94,6 @@ class EventQueue:
 
 
 class Service:
-    """Takes requests to the scheduler and back."""
-
     def __init__(self, registry: Registry, scheduler: Scheduler, limits: RequestLimits) -> None:
         self.registry, self.scheduler, self.limits = registry, scheduler, limits
         self.closing = False  # nothing new is admitted
@@ -169,6 +159,9 @@ class Service:
         grammar = None
         if needs_grammar(request):
             grammar = await run(self._compiling, grammar_of, request, model, prompt)
+        block = request.block if isinstance(request.block, int) else model.block
+        if request.block == "auto" or (request.block is None and request.drafter == "none"):
+            block = None
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         decode_request = DecodeRequest(
             prompt=prompt.tokens,
@@ -176,7 +169,7 @@ class Service:
             max_tokens=self._max_tokens(request, model, prompt),
             channel=channel,
             drafter=request.drafter or "default",
-            block=_block(request, model),
+            block=block,  # None: adaptive
             sampling=_sampling(request),
             stop_texts=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
             logprobs=logprobs,
@@ -188,7 +181,6 @@ class Service:
         return builder(request, model, prompt, decode_request)
 
     def _max_tokens(self, request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> int:
-        """As many as were asked for and as the context leaves."""
         param, wanted, most = "max_tokens", request.max_tokens, self.limits.max_tokens
         if isinstance(request, schema.ChatRequest) and request.max_completion_tokens is not None:
             param, wanted = "max_completion_tokens", request.max_completion_tokens
@@ -209,13 +201,6 @@ def _sampling(request: schema.CompletionRequest) -> Sampling:
     with refusing("temperature"):
         sampling.check()
     return sampling
-
-
-def _block(request: schema.CompletionRequest, model: LoadedModel) -> int | None:
-    """The request's block, the model's, or None for an adaptive one."""
-    if isinstance(request.block, int):
-        return request.block
-    return None if request.block == "auto" or request.drafter == "none" else model.block
 
 
 def _bias(request: schema.CompletionRequest, model: LoadedModel) -> dict[int, float]:
@@ -252,8 +237,12 @@ class CompletionResponse(Response):
             async with asyncio.timeout(self.stalled_s):
                 await send(message)
 
+        async def disconnected() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                continue
+
         answering = asyncio.create_task(self._answer(send_in_time))
-        leaving = asyncio.create_task(_disconnected(receive))
+        leaving = asyncio.create_task(disconnected())
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
@@ -289,7 +278,7 @@ class CompletionResponse(Response):
                 body = builder.complete(ended).model_dump_json().encode()
                 self._note(builder, ended)
                 self._started, self._record.status = True, 200
-                await Response(body, media_type="application/json")({"type": "http"}, _nothing, send)
+                await Response(body, media_type="application/json")({"type": "http"}, NO_RECEIVE, send)
                 return
             if self._record.first_s is not None:
                 await events.pause(PAUSE_S)
@@ -321,11 +310,8 @@ class CompletionResponse(Response):
         record, usage, how = self._record, builder.usage(ended.cached_tokens), builder.provenance(ended)
         record.completion_tokens, record.cached_tokens = usage.completion_tokens, ended.cached_tokens
         record.drafter, record.finish = how.drafter, builder.finish(ended)
-        record.drafted, record.accepted, record.verify_rounds = (
-            how.drafted or 0,
-            how.accepted,
-            how.verify_rounds,
-        )
+        record.drafted, record.accepted = how.drafted or 0, how.accepted
+        record.verify_rounds = how.verify_rounds
         if self._log_content:
             answer = builder.parsed.content
             record.content = {"request": self._request.model_dump_json(), "answer": answer}
@@ -342,19 +328,10 @@ class CompletionResponse(Response):
         await send({"type": "http.response.body", "body": body})
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue
-
-
 def _framed(chunks: Iterable[schema.Reply]) -> bytes:
     return b"".join(b"data: " + chunk.model_dump_json().encode() + b"\n\n" for chunk in chunks)
 
 
 async def send_refusal(send: Send, refusal: Refusal) -> None:
     response = JSONResponse(refusal.document(), refusal.status, refusal.headers)
-    await response({"type": "http"}, _nothing, send)
-
-
-async def _nothing() -> Message:
-    return {"type": "http.disconnect"}
+    await response({"type": "http"}, NO_RECEIVE, send)

@@ -5,6 +5,7 @@ that prepare requests read.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,8 +33,6 @@ LIKENESS = 0.5  # share of a session's tokens that a prompt must begin with to t
 
 @dataclass(frozen=True)
 class SessionKey:
-    """What sessions must have in common to replace one another."""
-
     model: str
     policy: str  # the KV policy, written out
     drafter: str
@@ -76,7 +75,8 @@ class SessionCache:
     """
 
     def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
-        self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
+        self._most, self._seconds = most, seconds
+        self._most_bytes = math.inf if most_bytes is None else most_bytes
         self._idle: list[CachedSession] = []  # the least recently used first
 
     def __len__(self) -> int:
@@ -102,9 +102,7 @@ class SessionCache:
     def give_back(self, cached: CachedSession, now: float) -> None:
         cached.used = now
         self._idle.append(cached)
-        while len(self._idle) > self._most or (
-            self._most_bytes is not None and self.nbytes > self._most_bytes
-        ):
+        while len(self._idle) > self._most or self.nbytes > self._most_bytes:
             self._idle.pop(0).close()
 
     def expire(self, now: float) -> None:
@@ -137,9 +135,9 @@ class LoadedModel:
         fit_threads(target.target.hidden_size)
         if entry.engine is not None:
             spec = (located.drafter or "").removeprefix(WITH_LOOKUP)  # its look-ups are ours alone
-            folder = Path(spec) if spec else None
             block = None if entry.block == "auto" else int(entry.block)
-            return cls(located, target, open_external_engine(entry.engine, target, folder, block))
+            external = open_external_engine(entry.engine, target, Path(spec) if spec else None, block)
+            return cls(located, target, external)
         model = cls(located, target)
         model.drafter("default")
         return model
@@ -240,15 +238,12 @@ class LoadedModel:
         return CachedSession(self.key(request), session, draft_length)
 
     def draft_length(self, request: DecodeRequest, cached: CachedSession) -> DraftLength:
-        """Return the session's draft length, or a separate one for a fixed block or a seed.
-
-        With a seed the block lengths must not depend on time, or the same request would draw another text.
-        """
+        """Return the session's draft length, or a separate one for a fixed block or a seed."""
         drafter = cached.session.drafter
         if drafter is None:
             return FixedDraftLength(1)
         if request.block is not None:
             return FixedDraftLength(request.block)
-        if request.sampling.seed is not None:
+        if request.sampling.seed is not None:  # lengths that depend on time would draw another text
             return AdaptiveDraftLength(drafter.block_size, nominal=True)
         return cached.draft_length

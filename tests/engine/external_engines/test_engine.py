@@ -153,6 +153,14 @@ def test_the_way_is_found_by_counting(target, ours, kind, keyword, strategy):
     assert small.make_caches is maker
 
 
+def test_native_caches_stay_allowed_however_many_policies_were_asked_for(target, monkeypatch):
+    monkeypatch.setattr("engine.external_engines.MOST_POLICIES", 1)
+    external = small.opened(target, small.Inline, None)
+    assert external.obstacle(parse_policy("sink-window:2,6")) is not None
+    assert external.obstacle(parse_policy("rotated:4,32")) is not None
+    assert external.obstacle(parse_policy("native")) is None
+
+
 @pytest.mark.slow
 def test_why_a_way_was_not_taken_is_said(target):
     external = small.opened(target, small.Cheating, "kv")
