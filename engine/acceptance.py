@@ -41,15 +41,10 @@ def next_token(logits: mx.array, sampler: Sampler | None) -> mx.array:
 
 
 def pack_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
-    """Everything the host needs of a greedy round, as one array, so that one transfer suffices.
+    """All that the host needs of a greedy round of drafts [B - 1] with logits [B, V], in one transfer.
 
-    Args:
-        drafts: draft tokens int32 [B - 1].
-        logits: the target's logits over the block, [B, V].
-
-    Returns:
-        int32 [1 + B]: the number of confirmed drafts, then a token for each block row; the emitted tokens
-        are the first ``confirmed + 1`` of these.
+    int32 [1 + B]: the number of confirmed drafts, then a token for each block row; the emitted tokens are the
+    first ``confirmed + 1`` of these.
     """
     tokens = likeliest(logits)
     hits = (drafts == tokens[:-1]).astype(mx.int32)

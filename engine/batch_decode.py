@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.acceptance import Acceptance, next_token, pack_greedy, pack_sampled, unpack
+from engine.acceptance import next_token, pack_greedy, pack_sampled, unpack
 from engine.cache.batch import BatchTransaction, merge, refuse_single
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.stats import KVUse, kept_positions, kv_use
@@ -39,7 +39,7 @@ from engine.target.model import Target
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence to be continued; see `engine.decode.decode` for the fields."""
+    """One sequence to be continued; the fields are those of `engine.decode.decode`."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -99,7 +99,7 @@ def decode_together(
     caches: list[list[Any]] = []
     draft_length.start()
     for index, request in enumerate(requests):
-        sequence = _Sequence(index, request, drafter.twin() if drafter else None)
+        sequence = _Sequence(index, request, drafter.twin() if drafter else None, request.max_tokens)
         with Session(
             target,
             sequence.drafter,
@@ -134,15 +134,15 @@ def _share(caches: list[Any], sequences: int) -> Share:
     return Share(classes, nbytes // sequences, share, kept_positions(caches))
 
 
+@dataclass
 class _Sequence:
-    """One sequence of the batch."""
-
-    def __init__(self, index: int, request: Request, drafter: Drafter | None) -> None:
-        self.index, self.request, self.drafter = index, request, drafter
-        self.restored = 0  # positions times layers
-        self.bonus = -1  # its last token, not in the caches yet
-        self.remaining = request.max_tokens
-        self.finish: str | None = None
+    index: int
+    request: Request
+    drafter: Drafter | None
+    remaining: int  # tokens that may still be emitted
+    restored: int = 0  # positions times layers
+    bonus: int = -1  # its last token, not in the caches yet
+    finish: str | None = None
 
     def prefill(self, session: Session, chunk: int) -> Step:
         """Compute the prompt; the forward of its last token gives the first token."""
@@ -150,8 +150,8 @@ class _Sequence:
         self.request.stops.start(prompt)
         for done in range(0, len(prompt) - 1, chunk):
             session.take_in(prompt[done : min(done + chunk, len(prompt) - 1)])
-        session.transaction.begin(1 + len(session.carried))
-        logits, rows = session.forward(mx.array([[*session.carried, prompt[-1]]], mx.int32))
+        session.transaction.begin(1 + len(session.uncached))
+        logits, rows = session.forward(mx.array([[*session.uncached, prompt[-1]]], mx.int32))
         token = read_token(next_token(logits[0, -1:], self.request.sampler))
         session.commit(prompt[-1:], rows if rows is None else rows[:, -1:])
         return self.emit((token,), None)
@@ -164,12 +164,10 @@ class _Sequence:
         return self.drafter.propose(self.bonus, count, self.request.sampler)
 
     def pack(self, draft: Draft, logits: mx.array) -> mx.array:
-        """Acceptance of its drafts by logits [B, V], int32 [1 + B], see `engine.acceptance`."""
         sampler = self.request.sampler
         return pack_sampled(draft, logits, sampler) if sampler else pack_greedy(draft.tokens, logits)
 
     def observe(self, tokens: tuple[int, ...], rows: mx.array | None) -> None:
-        """Tokens were committed; hidden states [1, at least their number, K·hidden]."""
         if self.drafter is not None:
             self.drafter.observe(tokens, rows if rows is None else rows[:, : len(tokens)])
 
@@ -179,7 +177,6 @@ class _Sequence:
         return replace(share, restored=self.restored, drafter_forwards=forwards)
 
     def emit(self, tokens: tuple[int, ...], record: Round | None, stopped: bool | None = None) -> Step:
-        """Book what was emitted; ``stopped`` is found out if not given."""
         if stopped is None:
             stopped = self.request.stops.find(tokens) is not None
         self.bonus = tokens[-1]
@@ -243,7 +240,7 @@ class _Batch:
         """One round: verify the drafts that `_plan` has launched, and let each sequence keep its own."""
         started, sequences, block = perf_counter(), self.sequences, self._block
         drafts, self._drafts = self._drafts, []
-        filled = mx.stack([_filled(draft.tokens, block - 1) for draft in drafts])
+        filled = mx.stack([mx.pad(draft.tokens, (0, block - 1 - len(draft))) for draft in drafts])
         logits, rows = self._forward(mx.concatenate([self._bonuses(), filled], axis=1))  # [S, B, V]
         packed = mx.concatenate(
             [
@@ -264,7 +261,9 @@ class _Batch:
             each.observe((each.bonus, *verdict.tokens[:-1]), rows if rows is None else rows[row : row + 1])
             record = Round(1 + len(draft), verdict.accepted, self._launch_s, seconds - self._launch_s)
             steps.append(each.emit(verdict.tokens, record, verdict.stopped))
-        self._learn(block, drafts, verdicts, seconds)
+        # learn from one of the longest drafts, each sequence in its turn
+        whole = [verdict for draft, verdict in zip(drafts, verdicts, strict=True) if len(draft) == block - 1]
+        self.draft_length.record(block, whole[self._rounds % len(whole)].accepted, seconds)
         emitted = self._emitted(steps)
         self._drop_ended()
         self._plan()
@@ -324,11 +323,6 @@ class _Batch:
         self.transaction.begin(tokens.shape[1])
         return self.target.forward(tokens, self.transaction.caches, self._hooks)
 
-    def _learn(self, block: int, drafts: list[Draft], verdicts: list[Acceptance], seconds: float) -> None:
-        """Record what the round cost, and the acceptance of one of the longest drafts, each in its turn."""
-        whole = [verdict for draft, verdict in zip(drafts, verdicts, strict=True) if len(draft) == block - 1]
-        self.draft_length.record(block, whole[self._rounds % len(whole)].accepted, seconds)
-
     def _emitted(self, steps: Sequence[Step]) -> tuple[Emitted, ...]:
         self._rounds += 1
         if self._rounds % CLEAR_EVERY == 0:
@@ -349,9 +343,3 @@ class _Batch:
         if left:
             self.transaction.filter(left)
         return left
-
-
-def _filled(tokens: mx.array, count: int) -> mx.array:
-    """Drafts [n] as [count], with filling behind them."""
-    missing = count - tokens.shape[0]
-    return mx.concatenate([tokens, mx.zeros((missing,), mx.int32)]) if missing else tokens

@@ -5,7 +5,7 @@ time: an interrupt never meets the engine midway, and the session keeps what is 
 A turn to which nothing was said leaves the conversation as it was.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -73,7 +73,7 @@ class Transcript:
 
     @property
     def messages(self) -> list[Message]:
-        """All of it, as a request has it."""
+        """The system turn, if there is one, and the turns."""
         head = [] if self.system is None else [_message("system", self.system)]
         return [*head, *self.turns]
 
@@ -87,17 +87,14 @@ class Transcript:
 
     def undone(self) -> "Transcript":
         """Drop the last user's turn and what followed it; ConfigurationError where there is none."""
-        return replace(self, turns=self.turns[: self._last_asked()])
+        return replace(self, turns=self.unanswered().turns[:-1])
 
     def unanswered(self) -> "Transcript":
         """Drop what followed the last user's turn; ConfigurationError where there is none."""
-        return replace(self, turns=self.turns[: self._last_asked() + 1])
-
-    def _last_asked(self) -> int:
-        asked = [index for index, turn in enumerate(self.turns) if turn.role == "user"]
-        if not asked:
-            raise ConfigurationError("nothing has been said yet")
-        return asked[-1]
+        for end in range(len(self.turns), 0, -1):
+            if self.turns[end - 1].role == "user":
+                return replace(self, turns=self.turns[:end])
+        raise ConfigurationError("nothing has been said yet")
 
     def save(self, file: Path) -> None:
         """Write the messages to a new file, one JSON object a line, with the fields the server reads."""
@@ -117,11 +114,11 @@ class Transcript:
             text = file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise PromptError(f"{file} cannot be read: {error}") from None
-        turns = [
-            _validated(partial(Message.model_validate_json, line), f"{file}, line {number}")
-            for number, line in enumerate(text.split("\n"), 1)
-            if line.strip()
-        ]
+        turns = []
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                with _refusing(f"{file}, line {number}"):
+                    turns.append(Message.model_validate_json(line))
         if not turns:
             raise PromptError(f"{file} holds no message")
         system: Any = None
@@ -133,13 +130,14 @@ class Transcript:
 
 
 def _message(role: str, content: str, reasoning: str | None = None) -> Message:
-    told = {"role": role, "content": content, "reasoning": reasoning}
-    return _validated(partial(Message.model_validate, told), "the text cannot be sent")
+    with _refusing("the text cannot be sent"):
+        return Message.model_validate({"role": role, "content": content, "reasoning": reasoning})
 
 
-def _validated(read: Callable[[], Message], where: str) -> Message:
+@contextmanager
+def _refusing(where: str) -> Iterator[None]:
     try:
-        return read()
+        yield
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         parts = [where, ".".join(str(part) for part in first["loc"]), first["msg"]]
@@ -161,12 +159,12 @@ class Turn:
 
     @property
     def said(self) -> bool:
-        """Whether there is anything in it."""
+        """Whether it has any text."""
         return bool(self.content or self.reasoning)
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompt, that were not computed again."""
+        """Tokens of the prompt that were not computed again."""
         return self.usage.prompt_tokens_details.cached_tokens
 
     @property
@@ -193,7 +191,7 @@ class Conversation(AbstractContextManager["Conversation"]):
     ) -> None:
         """Begin an empty conversation with no model; `use` one. Options are checked already."""
         self.registry, self.options, self.transcript = registry, options, Transcript()
-        self._places, self._download = places, download
+        self._find = partial(fetch if download else locate, places=places)
         self._entry, self._channel = registry.resolve(registry.default)
         self._answers = 0
         self._events: Events = SimpleQueue()
@@ -208,8 +206,7 @@ class Conversation(AbstractContextManager["Conversation"]):
     def use(self, model_id: str) -> None:
         """Load a model and let it answer from now on. Where that fails, all stays as it was."""
         entry, channel = self.registry.resolve(model_id)
-        find = fetch if self._download else locate
-        check_located(find(entry, self._places))  # before the present model is dropped
+        check_located(self._find(entry))  # before the present model is dropped
         with self._loaded(entry) as model:
             self._check_template(model, self.transcript.system)
         self._entry, self._channel = entry, channel
@@ -254,8 +251,8 @@ class Conversation(AbstractContextManager["Conversation"]):
     def _told(self, asked: Transcript, events: Events) -> Told:
         lease = self._worker.lease(self._entry)
         try:
-            builder, work = self._prepared(asked, lease.granted.result())
-            job = self._worker.submit(lease, work, events.put)  # the worker releases the lease after it
+            builder = self._prepared(asked, lease.granted.result())
+            job = self._worker.submit(lease, builder.decoded, events.put)  # it releases the lease at the end
         except BaseException:
             self._worker.release(lease)
             raise
@@ -268,7 +265,7 @@ class Conversation(AbstractContextManager["Conversation"]):
             self._answers += 1
         yield turn
 
-    def _prepared(self, asked: Transcript, model: LoadedModel) -> tuple[ChatResponseBuilder, DecodeRequest]:
+    def _prepared(self, asked: Transcript, model: LoadedModel) -> ChatResponseBuilder:
         options = self.options
         request, prompt = self._prompt(asked, options.switches, model)
         most, seed = options.max_tokens, options.sampling.seed
@@ -280,7 +277,7 @@ class Conversation(AbstractContextManager["Conversation"]):
             block=model.block if options.block is None else parse_block(options.block),
             sampling=replace(options.sampling, seed=None if seed is None else (seed + self._answers) % 2**63),
         )
-        return ChatResponseBuilder(request, model, prompt, work), work
+        return ChatResponseBuilder(request, model, prompt, work)
 
     def _prompt(
         self, asked: Transcript, switches: Mapping[str, bool], model: LoadedModel
@@ -318,13 +315,13 @@ def _listen(
     rounds: list[Round] = []
     said, ended = ParsedText(), None
     while ended is None and (event := events.get()) is not None:
+        replies: Iterable[Reply] = ()
         match event:
             case DecodeFailed():
                 raise event.error
             case PrefillProgress():
                 cached = event.done if cached is None else cached
                 yield event
-                continue
             case Step():
                 last = perf_counter()
                 if event.round is None:

@@ -14,11 +14,10 @@ def printed_by(
     added: Mapping[str, str] | None = None,
     given: str = "",
 ) -> str | None:
-    """Run a program with ``given`` as its input, and only `ENVIRONMENT` and ``added`` in its environment.
+    """What a program prints, given this input, with only `ENVIRONMENT` and ``added`` in its environment.
 
-    Returns:
-        What it printed, read as UTF-8 with a mark for each byte that is none; None where it is not there,
-        failed or took longer than five seconds.
+    Read as UTF-8 with a mark for each byte that is none; None where it is not there, failed or took longer
+    than five seconds.
     """
     try:
         done = subprocess.run(  # noqa: S603 - the callers give literal commands

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
-from engine.decode import Diagnosis
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, drafter_policy, open_drafter
@@ -68,46 +67,31 @@ class Engine:
             restoration=self.restoration,
         )
 
-    @property
-    def diagnosis(self) -> Diagnosis:
-        """How the loop is to run."""
-        return Diagnosis(single_graph=self.options.single_graph, compiled=self.options.compiled)
-
 
 def open_engine(options: Options) -> Engine:
-    """Check the switches and load the models.
-
-    Raises:
-        ConfigurationError: a switch does not make sense, alone or with the drafter.
-        ModelError: a folder cannot be used.
-    """
+    """Check the switches and load the models: ConfigurationError or ModelError where that fails."""
     block = parse_block(options.block)
     if options.prefill_chunk < 1:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {options.prefill_chunk}")
     policy, drafters_own = parse_policy(options.kv), drafter_policy(options.drafter_kv)
-    spec = _drafter_spec(options)
+    model = options.model or SHIPPED_TARGET
+    spec = None if options.drafter == "none" else options.drafter
+    if options.drafter is None and model.resolve() == SHIPPED_TARGET.resolve():
+        spec = f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"
     if spec is None and drafters_own != NATIVE:
         raise ConfigurationError(f"--drafter-kv {options.drafter_kv} needs a drafter; give --drafter")
     if spec is None and block is not None and block > 1:
         raise ConfigurationError(f"--block {block} needs a drafter; give --drafter")
-    target = load_target(options.model or SHIPPED_TARGET, options.dtype, options.quantize)
+    target = load_target(model, options.dtype, options.quantize)
     refuse_policy(target.target.model, policy)
     restoration = open_restoration(
-        policy,
-        target,
-        model=options.model,
-        projector=options.projector,
-        drafter=spec,
-        dtype=options.dtype,
+        policy, target, model=options.model, projector=options.projector, drafter=spec, dtype=options.dtype
     )
     fit_threads(target.target.hidden_size)
-    if spec is None or block == 1:
-        return Engine(options, target, None, alone=spec is None, policy=policy, restoration=restoration)
-    drafter = open_drafter(spec, target, options.dtype, drafters_own)
-    most = 2 * drafter.drafter.block_size
-    if block is not None and block > most:
+    drafter = None if spec is None or block == 1 else open_drafter(spec, target, options.dtype, drafters_own)
+    if drafter and block and block > (most := 2 * drafter.drafter.block_size):
         raise ConfigurationError(f"--block {block} is more than {most}, twice what this drafter was made for")
-    return Engine(options, target, drafter, alone=False, policy=policy, restoration=restoration)
+    return Engine(options, target, drafter, alone=spec is None, policy=policy, restoration=restoration)
 
 
 def parse_block(block: str) -> int | None:
@@ -117,10 +101,3 @@ def parse_block(block: str) -> int | None:
     if not re.fullmatch("[0-9]{1,9}", block) or not 1 <= int(block) <= LARGEST_BLOCK:
         raise ConfigurationError(f"--block must be auto or a number from 1 to {LARGEST_BLOCK}, not {block!r}")
     return int(block)
-
-
-def _drafter_spec(options: Options) -> str | None:
-    if options.drafter is not None:
-        return None if options.drafter == "none" else options.drafter
-    shipped = options.model is None or options.model.resolve() == SHIPPED_TARGET.resolve()
-    return f"{WITH_LOOKUP}{SHIPPED_DRAFTER}" if shipped else None

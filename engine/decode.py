@@ -21,7 +21,7 @@ from engine.acceptance import Processor, TokenSelector, unpack
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.device import launch, read_tokens, wait_for
 from engine.draft_length import DraftLength, FixedDraftLength
-from engine.drafters.base import NOTHING, Drafter
+from engine.drafters.base import NOTHING, Draft, Drafter
 from engine.errors import ConfigurationError, PromptError
 from engine.logprobs import Logprobs, TokenLogprob
 from engine.restoration.session import RestorationPlan
@@ -67,7 +67,7 @@ class Diagnosis:
 
 
 def check_request(prompt: Sequence[int], max_tokens: int) -> None:
-    """Raise PromptError for an empty prompt, ConfigurationError for a limit below 1."""
+    """Refuse an empty prompt and a limit below 1."""
     if not prompt:
         raise PromptError("the prompt is empty")
     if max_tokens < 1:
@@ -102,22 +102,10 @@ def decode(
 ) -> Generator[Step]:
     """Continue a prompt; the tokens are those of plain decoding, or when sampling, distributed as these.
 
-    Args:
-        target: the model.
-        drafter: bound to ``target``; None decodes plainly.
-        prompt: token ids, at least one.
-        max_tokens: emit at most so many.
-        stops: where the text ends; the token that ends it is emitted.
-        sampler: draws the tokens; None: the likeliest.
-        processors: change the target's logits before a token is chosen, as mlx-lm's do.
-        logprobs: report every token's log-probability and so many of the likeliest, 0 to 20.
-        draft_length: see `default_draft_length`.
-        prefill_chunk: prompt positions per forward.
-        caches: see `Session`, as of the next two; one is opened with them if ``session`` is not given.
-        policy: which keys and values are kept, and how.
-        restoration: where a restored policy gets keys and values from.
-        session: of this target and drafter, to continue in; it stays open.
-        diagnosis: see `Diagnosis`.
+    The drafter is bound to the target; without one every block is 1. ``processors`` change the target's
+    logits before a token is chosen, as mlx-lm's do; ``logprobs`` asks for every token's log-probability and
+    so many of the likeliest, 0 to 20. A token that ends the text is emitted. A ``session`` of this target and
+    drafter is continued and stays open; without one, one is opened with caches, policy and restoration.
 
     Yields:
         The first token as soon as it is known, then the tokens of each round.
@@ -148,10 +136,10 @@ def decode(
         restoration=restoration,
     )
     selector = TokenSelector(sampler, processors, records)
-    loop = _Loop(own, draft_length, stops or Stops(), selector, diagnosis)
+    loop = _Loop(own, draft_length, stops or Stops(), selector, diagnosis, max_tokens)
     try:
         with own.guarded() as check:
-            for step in loop.steps(prompt, max_tokens, prefill_chunk):
+            for step in loop.steps(prompt, prefill_chunk):
                 yield step
                 check()
     finally:
@@ -159,30 +147,26 @@ def decode(
             own.close()
 
 
+@dataclass
 class _Loop:
     """What the steps of one continuation share."""
 
-    def __init__(
-        self,
-        session: Session,
-        draft_length: DraftLength,
-        stops: Stops,
-        selector: TokenSelector,
-        diagnosis: Diagnosis,
-    ) -> None:
-        self.session, self.drafter, self.draft_length = session, session.drafter, draft_length
-        self.stops, self.selector, self.diagnosis = stops, selector, diagnosis
-        self.finish: str | None = None
-        self.block = 1  # length of the next round, decided by `plan`
-        self._draft = NOTHING  # its drafts [block - 1], launched
-        self._launch_s = 0.0
-        self._silent = False  # the drafter was asked and had nothing to propose
-        self._bonus = -1
-        self._remaining = 0
-        self._rounds = 0
+    session: Session
+    draft_length: DraftLength
+    stops: Stops
+    selector: TokenSelector
+    diagnosis: Diagnosis
+    remaining: int  # tokens that may still be emitted
+    finish: str | None = None
+    block: int = 1  # length of the next round, decided by `plan`
+    draft: Draft = NOTHING  # its drafts [block - 1], launched
+    launch_s: float = 0.0
+    silent: bool = False  # the drafter was asked and had nothing to propose
+    bonus: int = -1
+    rounds: int = 0
 
-    def steps(self, prompt: Sequence[int], max_tokens: int, chunk: int) -> Iterator[Step]:
-        yield self.prefill(prompt, max_tokens, chunk)
+    def steps(self, prompt: Sequence[int], chunk: int) -> Iterator[Step]:
+        yield self.prefill(prompt, chunk)
         self.plan()
         while not self.finish:
             if self.block > 1:
@@ -190,9 +174,8 @@ class _Loop:
             else:
                 yield from self.plain_steps()
 
-    def prefill(self, prompt: Sequence[int], max_tokens: int, chunk: int) -> Step:
+    def prefill(self, prompt: Sequence[int], chunk: int) -> Step:
         """Compute the prompt; the forward of its last token gives the first token."""
-        self._remaining = max_tokens
         self.draft_length.start()
         self.stops.start(prompt)
         done, last = self.session.resume(prompt), len(prompt) - 1
@@ -200,72 +183,71 @@ class _Loop:
             self.session.take_in(prompt[done : min(done + chunk, last)])
             done += chunk
         self.selector.start(prompt)
-        _, packed, rows = self._launch([*self.session.carried, prompt[last]], self.selector.so_far)
+        _, packed, rows = self._launch([*self.session.uncached, prompt[last]], self.selector.so_far)
         token, *numbers = read_tokens(packed)
         self.session.commit(prompt[last:], rows)
-        return self._emit((token,), None, self._stopped(token), numbers, plan=False)
+        return self._emit((token,), None, self.stops.find((token,)) is not None, numbers, plan=False)
 
     def plan(self) -> None:
-        """Choose the next block and start drafting it."""
         self.block = 1
-        if self.finish or self.drafter is None:
+        drafter = self.session.drafter
+        if self.finish or drafter is None:
             return
-        block = self.draft_length.choose(self._remaining)
-        block = min(block, self.session.headroom - self.session.transaction.carried)
+        block = self.draft_length.choose(self.remaining)
+        block = min(block, self.session.headroom - self.session.transaction.uncached)
         if block > 1:
             started = perf_counter()
-            self._draft = self.drafter.propose(self._bonus, block - 1, self.selector.sampler)
-            self.block = 1 + len(self._draft)
-            self._silent = self.block == 1
-            if not self._silent and not self.diagnosis.single_graph:
-                launch(self._draft.tokens)
-            self._launch_s = perf_counter() - started
+            self.draft = drafter.propose(self.bonus, block - 1, self.selector.sampler)
+            self.block = 1 + len(self.draft)
+            self.silent = self.block == 1
+            if not self.silent and not self.diagnosis.single_graph:
+                launch(self.draft.tokens)
+            self.launch_s = perf_counter() - started
 
     def verify(self) -> Step:
         """One round: verify the drafts that `plan` has launched, accept, commit."""
         started = perf_counter()
-        draft, self._draft = self._draft, NOTHING
-        block = mx.concatenate([mx.array([*self.session.carried, self._bonus], mx.int32), draft.tokens])
+        draft, self.draft = self.draft, NOTHING
+        block = mx.concatenate([mx.array([*self.session.uncached, self.bonus], mx.int32), draft.tokens])
         before = self.selector.before(draft.tokens)
         logits, rows = self._forward(block, self.block)  # [B, V], [1, B, K·hidden]
         if before and not self.diagnosis.single_graph:
-            _launch_in_order(before, [logits, rows])
+            launch(before)  # what processors may read, then the forward, which goes on while they read
+            launch(logits, rows)
         packed = self.selector.of_block(draft, logits, before)
         launch(packed, rows)  # a second graph: one giant graph chokes some devices
-        drafting_s = self._launch_s
+        drafting_s = self.launch_s
         if self.diagnosis.stage_times:
             waiting = perf_counter()
             wait_for(draft.tokens)
             drafting_s += perf_counter() - waiting
         values = read_tokens(packed)  # [1 + B], and what was recorded
         verdict = unpack(values, self.stops)
-        seconds = self._launch_s + perf_counter() - started
-        self.session.commit((self._bonus, *verdict.tokens[:-1]), rows)
+        seconds = self.launch_s + perf_counter() - started
+        self.session.commit((self.bonus, *verdict.tokens[:-1]), rows)
         record = Round(self.block, verdict.accepted, drafting_s, seconds - drafting_s)
         return self._emit(verdict.tokens, record, verdict.stopped, values[1 + self.block :])
 
     def plain_steps(self) -> Iterator[Step]:
         """Pipelined plain steps until the draft length chooses a block or the sequence ends."""
-        started, fed = perf_counter(), self._bonus
-        token, packed, rows = self._launch([*self.session.carried, fed], self.selector.so_far)
+        started, fed = perf_counter(), self.bonus
+        token, packed, rows = self._launch([*self.session.uncached, fed], self.selector.so_far)
         while True:
             self.session.commit((fed,), rows)
             ahead = None
-            if self._remaining > 1 and (self._silent or self.draft_length.choose(self._remaining - 1) == 1):
+            if self.remaining > 1 and (self.silent or self.draft_length.choose(self.remaining - 1) == 1):
                 ahead = self._launch(token, self.selector.joined(token))
             value, *numbers = read_tokens(packed)
             record = Round(1, 0, 0.0, perf_counter() - started)
-            stopped = self._stopped(value)
+            stopped = self.stops.find((value,)) is not None
             if ahead is None or stopped:  # the last plain step overlaps with nothing: no cost to learn
                 self.session.transaction.abort()
                 yield self._emit((value,), record, stopped, numbers, learn=False)
                 return
             step = self._emit((value,), record, stopped, numbers, plan=False)
-            if self._silent and self.drafter is not None:
-                block = self.draft_length.choose(self._remaining)
-                self._silent = block > 1 and not len(
-                    self.drafter.propose(value, block - 1, self.selector.sampler)
-                )
+            if self.silent and (drafter := self.session.drafter) is not None:
+                block = self.draft_length.choose(self.remaining)
+                self.silent = block > 1 and not len(drafter.propose(value, block - 1, self.selector.sampler))
             yield step
             started = perf_counter()
             (token, packed, rows), fed = ahead, value
@@ -276,7 +258,8 @@ class _Loop:
         """Start a plain forward: the next token [1], the same with its record, and hidden states."""
         logits, rows = self._forward(tokens)
         if self.selector.processors:
-            _launch_in_order(so_far, [logits, rows])
+            launch(so_far)
+            launch(logits, rows)
         following, packed = self.selector.of_row(logits[-1:], so_far)
         launch(packed, rows)
         return following, packed, rows
@@ -286,21 +269,16 @@ class _Loop:
     ) -> tuple[mx.array, mx.array | None]:
         """Open a transaction and run the tokens [N] forward.
 
-        Returns:
-            Logits [N, V] and hidden states [1, N, K·hidden] of the last ``wanted`` tokens, or of all that
-            were not carried.
+        Logits [N, V] and hidden states [1, N, K·hidden] of the last ``wanted``, or of all that are new.
         """
         fed = mx.array(tokens, mx.int32) if isinstance(tokens, list) else tokens
         count = int(fed.shape[0])
-        skipped = self.session.transaction.carried if wanted is None else count - wanted
+        skipped = self.session.transaction.uncached if wanted is None else count - wanted
         self.session.transaction.begin(count)
         logits, rows = self.session.forward(fed[None])
         if skipped:
             return logits[0, skipped:], None if rows is None else rows[:, skipped:]
         return logits[0], rows
-
-    def _stopped(self, token: int) -> bool:
-        return self.stops.find((token,)) is not None
 
     def _emit(
         self,
@@ -313,22 +291,16 @@ class _Loop:
         learn: bool = True,
     ) -> Step:
         """Book a finished round, and start drafting the next block before its tokens are handed out."""
-        self._bonus = tokens[-1]
-        self._remaining -= len(tokens)
-        self._rounds += 1
+        self.bonus = tokens[-1]
+        self.remaining -= len(tokens)
+        self.rounds += 1
         self.selector.note(tokens)
         if record is not None and learn:
             self.draft_length.record(record.block, record.accepted, record.draft_s + record.verify_s)
-        if stopped or self._remaining < 1:
+        if stopped or self.remaining < 1:
             self.finish = "stop" if stopped else "length"
         elif plan:
             self.plan()
-        if self._rounds % CLEAR_EVERY == 0:
+        if self.rounds % CLEAR_EVERY == 0:
             mx.clear_cache()
         return Step(tokens, record, self.finish, self.selector.records(tokens, numbers))
-
-
-def _launch_in_order(known: Any, forward: Any) -> None:
-    """Start what processors may read, then the forward, which goes on while they read."""
-    launch(known)
-    launch(*forward)

@@ -23,10 +23,7 @@ class IncrementalDecoder:
     """The text that tokens add to a prompt."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
-        """Begin a text that continues a prompt.
-
-        Some tokenizers drop a space at the beginning of what they decode; behind a prompt it is kept.
-        """
+        # some tokenizers drop a space at the beginning of what they decode; behind a prompt it is kept
         self._tokenizer = tokenizer
         self._cleaned = _cleans(tokenizer)
         self.pending = ""  # text of the last tokens if no other follows
@@ -88,7 +85,6 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Any, stops: TextEnds, prompt: Sequence[int] = ()) -> None:
-        """Begin a text that continues a prompt; a space between the two belongs to the text."""
         self._decoder = IncrementalDecoder(tokenizer, prompt)
         self._stops = stops
         self._held = ""  # final, but perhaps part of a stop string

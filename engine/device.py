@@ -23,17 +23,11 @@ if TYPE_CHECKING:
 
 INSTALL_HINT = "apt install libopenblas0-pthread"
 SWITCH = "KAKEYA_BLAS"
-# Sonames of libraries that export the C interface (cblas_sgemm), best first.
+# Libraries that export the C interface (cblas_sgemm), best first.
 FAST_LIBRARIES = (
-    "libopenblas.so.0",
-    "libopenblas.so",
-    "libopenblasp.so.0",
-    "libmkl_rt.so.2",
-    "libmkl_rt.so.1",
-    "libmkl_rt.so",
-    "libblis.so.4",
-    "libblis.so.3",
-)
+    "libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0", "libmkl_rt.so.2", "libmkl_rt.so.1",
+    "libmkl_rt.so", "libblis.so.4", "libblis.so.3",
+)  # fmt: skip
 FAST_MARKS = ("openblas", "mkl", "blis", "armpl")
 NARROW = 512  # columns
 COMPILER = "g++"  # mlx's CPU backend calls it by this name when it compiles a fused kernel
@@ -145,26 +139,16 @@ def available_cpus() -> int:
 
 def _provider() -> str | None:
     """File name of the library that the global scope resolves ``cblas_sgemm`` to, or None."""
-
-    class Info(ctypes.Structure):
-        _fields_ = (
-            ("file_name", ctypes.c_char_p),
-            ("base", ctypes.c_void_p),
-            ("symbol_name", ctypes.c_char_p),
-            ("symbol", ctypes.c_void_p),
-        )
-
     scope = ctypes.CDLL(None)
     try:
         function = scope.cblas_sgemm
     except AttributeError:
         return None
-    info = Info()
-    address = ctypes.cast(function, ctypes.c_void_p)
-    if not scope.dladdr(address, ctypes.byref(info)) or not info.file_name:
+    info = (ctypes.c_char_p * 4)()  # Dl_info: file name, base, symbol name, symbol
+    if not scope.dladdr(ctypes.cast(function, ctypes.c_void_p), info) or not info[0]:
         return "unknown"
     # The link may be an alternative (libblas.so.3 -> openblas-pthread/libblas.so.3): name the real file.
-    real = Path(os.fsdecode(info.file_name)).resolve()
+    real = Path(os.fsdecode(info[0])).resolve()
     return real.name if any(mark in real.name.lower() for mark in FAST_MARKS) else "/".join(real.parts[-2:])
 
 

@@ -1,16 +1,7 @@
 """The engine's error tree. Libraries raise these; the command line turns them into one line and a code.
 
-    EngineError                      exit 1: the work could not be completed
-    ├── InputError                   exit 2: what was given cannot be used
-    │   ├── ConfigurationError       a switch, a value or a combination
-    │   ├── ModelError               a model folder: missing, corrupt, unsupported
-    │   │   └── DrafterMismatchError      a drafter that belongs to another target
-    │   ├── UnknownModel             a model id or KV channel that a registry does not have
-    │   │   └── ModelNotHere         a model it has, whose files are not on this machine
-    │   └── PromptError              a prompt or a prompt file
-    └── GenerationError              decoding stopped in a way that is not the caller's fault
-
-Anything else that escapes is our own bug (exit 70).
+`InputError` and its subclasses exit with 2, any other `EngineError` with 1; whatever else escapes is our own
+bug, 70.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +13,7 @@ PANIC = "PanicException"
 
 
 class EngineError(Exception):
-    """Base of everything the engine raises on purpose."""
+    """The work could not be completed; base of everything the engine raises on purpose."""
 
 
 class InputError(EngineError):
@@ -34,7 +25,7 @@ class ConfigurationError(InputError):
 
 
 class ModelError(InputError):
-    """A model folder cannot be loaded."""
+    """A model folder is missing, corrupt or not supported."""
 
 
 class DrafterMismatchError(ModelError):

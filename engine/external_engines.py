@@ -39,6 +39,7 @@ from engine.target.model import Target
 
 OWN_CACHES = "native"
 STRATEGIES = ("keyword", "instance", "attribute", OWN_CACHES)  # in the order in which they are tried
+MOST_POLICIES = 256  # whose obstacles are kept: requests may spell out any number of policies
 TRIAL_PROMPT, TRIAL_TOKENS = (1, 2, 3, 4, 5, 6), 4
 ZLAB = "dflash.model_mlx"
 # Published configs have these outside `dflash_config` too, where z-lab's loop does not look.
@@ -229,6 +230,8 @@ class ExternalEngine:
                 why = "it attends by itself, which reads no codes; lattice policies are decoded before"
             else:
                 why = self._unfit(policy) or self._failure(policy) or ""
+            if len(self._obstacles) >= MOST_POLICIES:
+                self._obstacles.pop(next(iter(self._obstacles)))
             self._obstacles[policy.spec] = why
         return self._obstacles[policy.spec] or None
 

@@ -5,7 +5,7 @@ The command line, the server, chat and evaluation use this module; it uses none 
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -67,14 +67,6 @@ def encode(
 ) -> list[int]:
     """Token ids of a text or a conversation, as mlx-lm's `stream_generate` would make them.
 
-    Args:
-        content: a text, or (role, content) pairs for the model's chat template.
-        tokenizer: mlx-lm's wrapper.
-        vocab_size: tokens the model knows.
-        context: positions the model was made for, None if unknown.
-        switches: how conversations are put to the model.
-        name: what errors call the prompt.
-
     Raises:
         PromptError: it says nothing, is not valid Unicode, does not fit the context, or the chat template is
             missing or refuses it.
@@ -101,10 +93,9 @@ def encode(
 
 def tokens_of(content: str | Messages, tokenizer: Any, switches: ChatSwitches, name: str) -> list[int]:
     """Token ids, through the chat template for conversations and with ``switches.chat``; see `encode`."""
-    if not isinstance(content, str):
-        return chat_tokens(content, tokenizer, switches, name)
-    if switches.chat:
-        return chat_tokens([("user", content)], tokenizer, switches, name)
+    if not isinstance(content, str) or switches.chat:
+        turns = [("user", content)] if isinstance(content, str) else content
+        return chat_tokens(turns, tokenizer, switches, name)
     with wrap_errors(lambda reason: PromptError(f"prompt {name} cannot be tokenized: {reason}")):
         special = tokenizer.bos_token is None or not content.startswith(tokenizer.bos_token)
         return [int(token) for token in tokenizer.encode(content, add_special_tokens=special)]
@@ -160,15 +151,14 @@ PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True)
-class GenerateSwitches:
+class _Limit:
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class GenerateSwitches(Sampling, _Limit):
     """What the command line can set about one generation; penalties are mlx-lm's, 0 for none."""
 
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    top_k: int = 0
-    seed: int | None = None
     repetition_penalty: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -188,16 +178,12 @@ class GenerateSwitches:
             )
         if not all(self.stop):
             raise ConfigurationError("--stop must not be empty")
-        self._sampling.check()
+        super().check()
 
     def options(self) -> SamplingOptions:
         """The same as the loop takes it."""
         processors = make_logits_processors(**{name: getattr(self, name) or None for name in PENALTIES})
-        return SamplingOptions(self._sampling, tuple(processors), self.stop)
-
-    @property
-    def _sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.min_p, self.top_k, self.seed)
+        return SamplingOptions(self, tuple(processors), self.stop)
 
 
 @dataclass(frozen=True)
@@ -256,15 +242,10 @@ def generate(
 ) -> Generator[TextStep]:
     """Continue a prompt with the engine's drafter, if it has one, in a session of its own.
 
-    Args:
-        engine: the models and switches.
-        prompt: token ids.
-        max_tokens: emit at most so many; fewer where the model's context ends.
-        options: how tokens are chosen; greedily and to the model's stop tokens if not given.
-        draft_length: chooses the blocks.
-        text: turn tokens to text as they come; otherwise steps and outcome have none.
+    At most ``max_tokens`` are emitted, fewer where the model's context ends; without options the likeliest,
+    up to the model's stop tokens. Without ``text`` steps and outcome have none.
     """
-    started = perf_counter()
+    started, switches = perf_counter(), engine.options
     with engine.open_session(draft_length.largest) as session:
         yield from generate_in_session(
             engine.target,
@@ -273,8 +254,8 @@ def generate(
             token_limit(engine.target, len(prompt), max_tokens),
             options,
             draft_length=draft_length,
-            prefill_chunk=engine.options.prefill_chunk,
-            diagnosis=replace(engine.diagnosis, stage_times=True),
+            prefill_chunk=switches.prefill_chunk,
+            diagnosis=Diagnosis(stage_times=True, single_graph=switches.single_graph),
             started=started,
             text=text,
         )
@@ -304,6 +285,7 @@ def generate_in_session(
     tokens: list[int] = []
     rounds: list[Round] = []
     pieces: list[str] = []
+    piece, outcome = "", None
     started = perf_counter() if started is None else started
     first = 0.0
     steps = decode(
@@ -328,8 +310,8 @@ def generate_in_session(
             if step.round is not None:
                 rounds.append(step.round)
             if stream is not None:
-                pieces.append(stream.add(step.tokens) + (stream.finish() if step.finish else ""))
-            outcome = None
+                piece = stream.add(step.tokens) + (stream.finish() if step.finish else "")
+                pieces.append(piece)
             if step.finish:
                 classes, nbytes = resident(session.caches)
                 outcome = Outcome(
@@ -348,7 +330,6 @@ def generate_in_session(
                     drafter_forwards=drafter.forwards - forwards_before if drafter else 0,
                     drafter_resident_bytes=drafter.nbytes if drafter else 0,
                 )
-            piece = pieces[-1] if pieces else ""
             yield TextStep(step.tokens, step.round, step.finish, step.logprobs, piece, outcome)
     if outcome is None:
         raise GenerationError("the text did not come to an end")

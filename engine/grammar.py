@@ -49,7 +49,8 @@ class Vocabulary:
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         """Read mlx-lm's wrapper of a fast tokenizer; rows of the head without a token are never allowed."""
         self.ends = tuple(sorted(tokenizer.eos_token_ids))
-        with wrap_errors(_refuse_tokenizer):
+        refused = "this model's tokenizer cannot follow grammars"
+        with wrap_errors(lambda why: ConfigurationError(f"{refused}: {why}")):
             self._tokenizer = from_tokenizer(tokenizer._tokenizer, vocab_size, list(self.ends))
         self.ends_only = mx.array([[index in self.ends for index in range(vocab_size)]])  # bool [1, V]
         self.compiled = lru_cache(REMEMBERED)(self._compiled)
@@ -79,9 +80,8 @@ class Grammar:
     def json_schema(cls, vocabulary: Vocabulary, schema: Mapping[str, Any]) -> "Grammar":
         """JSON that satisfies a schema.
 
-        Raises:
-            ConfigurationError: the schema is not valid, has keywords that cannot be enforced or references to
-                other documents, is too large, or no text satisfies it.
+        ConfigurationError for one that is not valid, has keywords that cannot be enforced or references to
+        other documents, is too large, or that no text satisfies.
         """
         with wrap_errors(_unusable):
             text = _checked_length(json.dumps(schema, allow_nan=False))
@@ -116,7 +116,6 @@ class Mask:
     """
 
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, prompt_length: int) -> None:
-        """Begin a text behind ``prompt_length`` tokens, with a matcher of its own."""
         self._vocabulary, self._matcher, self._prompt_length = vocabulary, matcher, prompt_length
         self._known: list[int] = []  # generated tokens as of the last row, drafts among them
         self._settled = 0  # so many of them will not change
@@ -126,9 +125,6 @@ class Mask:
         """Mask logits [1, V] after prompt and text so far [N]; tokens not known yet are waited for.
 
         Behind a token that ended the text or left the grammar only the tokens that end a text are allowed.
-
-        Raises:
-            GenerationError: the text came to a point where the grammar cannot be followed further.
         """
         self._follow(tokens)
         if self._consumed < len(self._known):
@@ -156,14 +152,9 @@ class Mask:
         if self._consumed > same:
             self._matcher.rollback(self._consumed - same)
             self._consumed = same
-        self._consume()
-
-    def _consume(self) -> None:
-        """Take in what is new, up to what the grammar refuses; an end is not told to the matcher."""
-        fresh = self._known[self._consumed :]
-        ends = self._vocabulary.ends
-        length = next((index for index, token in enumerate(fresh) if token in ends), len(fresh))
-        self._consumed += self._matcher.try_consume_tokens(fresh[:length])
+        fresh = self._known[self._consumed :]  # an end is not told to the matcher
+        ends = (index for index, token in enumerate(fresh) if token in self._vocabulary.ends)
+        self._consumed += self._matcher.try_consume_tokens(fresh[: next(ends, len(fresh))])
 
 
 def nameless(text: str) -> str:
@@ -173,10 +164,6 @@ def nameless(text: str) -> str:
     compiled would not be what was tried.
     """
     return text.replace("<[", r"\u003c[")
-
-
-def _refuse_tokenizer(why: str) -> ConfigurationError:
-    return ConfigurationError(f"this model's tokenizer cannot follow grammars: {why}")
 
 
 def _unusable(why: str) -> ConfigurationError:

@@ -31,7 +31,6 @@ class Logprobs:
     """The records of rows of logits, to one array and back."""
 
     def __init__(self, count: int, vocabulary: int) -> None:
-        """Record the ``count`` likeliest of ``vocabulary`` tokens with each emitted one."""
         if not 0 <= count <= MOST:
             raise ConfigurationError(f"logprobs must be from 0 to {MOST}, not {count}")
         self._count = min(count, vocabulary)

@@ -50,7 +50,6 @@ class Sampler:
     """Draws tokens by `Sampling`'s switches, with random numbers of its own."""
 
     def __init__(self, sampling: Sampling) -> None:
-        """Start the random numbers; ConfigurationError where a switch is wrong or nothing is drawn."""
         sampling.check()
         if sampling.greedy:
             raise ConfigurationError("nothing is drawn at temperature 0")

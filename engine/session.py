@@ -6,7 +6,7 @@ the end of the common part, they start over.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,12 @@ from engine.target.model import Target
 
 @dataclass(frozen=True)
 class _Mark:
-    """A state to come back to."""
-
     tokens: int  # held then
     caches: Mark
-    drafter: Callable[[], None] | None  # brings it back
+    drafter: Callable[[], object] | None  # brings it back
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """The state of one sequence; `close` it, or use it as a context."""
 
     def __init__(
@@ -47,19 +45,14 @@ class Session:
     ) -> None:
         """Begin an empty sequence.
 
-        Args:
-            target: the model.
-            drafter: bound to ``target``; serves this session alone until it is closed.
-            headroom: the largest block that will be verified.
-            caches: empty caches of the policy, to look into until the session starts over.
-            compiled: run short blocks through compiled graphs where the model allows it.
-            policy: which keys and values are kept, and how.
-            restoration: where a restored policy gets keys and values from.
+        The drafter, bound to ``target``, serves this session alone until it is closed. ``headroom`` is the
+        largest block that will be verified; ``caches`` are empty ones of the policy, to look into until the
+        session starts over; ``compiled`` runs short blocks as compiled graphs where the model allows it.
         """
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # identifies the continuation that uses the session
         self._mark: _Mark | None = None
-        self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.carried`
+        self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.uncached`
         with ExitStack() as opened:  # what fails half way leaves the model as it was
             self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
             opened.callback(lambda: self.transaction.close())  # noqa: PLW0108 - the one of then
@@ -81,9 +74,6 @@ class Session:
         """Restore the target's layers; the caches may still be read."""
         self._opened.close()
 
-    def __enter__(self) -> "Session":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -98,9 +88,9 @@ class Session:
         return sum(cache.replaced for cache in self.caches if isinstance(cache, RestoredKV))
 
     @property
-    def carried(self) -> list[int]:
+    def uncached(self) -> list[int]:
         """Committed tokens the caches do not hold; they go in front of the next forward."""
-        count = self.transaction.carried
+        count = self.transaction.uncached
         return self.tokens[len(self.tokens) - count :] if count else []
 
     def resume(self, prompt: Sequence[int]) -> int:
@@ -110,8 +100,10 @@ class Session:
         """
         common = _common_length(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
-        if surplus and not self._rewind(surplus):
-            return self._back_to_mark(common)
+        if surplus:
+            restored = self._restoration is None or self._restoration.rewind(common)
+            if not restored or not self.transaction.rewind(surplus):
+                return self._back_to_mark(common)
         del self.tokens[common:]
         # by 0, too: a turn that was left midway had drafts asked for
         if self.drafter is not None and not self.drafter.rewind(surplus):
@@ -120,16 +112,11 @@ class Session:
             self._mark = None
         return common
 
-    def _rewind(self, count: int) -> bool:
-        if self._restoration is not None and not self._restoration.rewind(len(self.tokens) - count):
-            return False
-        return self.transaction.rewind(count)
-
     def mark(self) -> None:
         """Remember the present state: where caches or drafter cannot go back as far as `resume` asks, it
         comes back here instead of starting over. The mark before is forgotten.
         """
-        if self._restoration is None and not self.transaction.carried:
+        if self._restoration is None and not self.transaction.uncached:
             drafter = self.drafter.mark() if self.drafter else None
             self._mark = _Mark(len(self.tokens), self.transaction.mark(), drafter)
 
@@ -157,56 +144,46 @@ class Session:
 
     def take_in(self, tokens: Sequence[int]) -> None:
         """Compute a part of a prompt, for good; where that fails, the session starts over."""
-        chunk = self._restoration.chunk if self._restoration else len(tokens)
-        for done in range(0, len(tokens), chunk):
-            self._take_in(tokens[done : done + chunk])
-
-    def _take_in(self, tokens: Sequence[int]) -> None:
-        """Compute it in one forward, and restore what it pushes out of the window."""
-        carried = self.carried
-        try:
-            fed = mx.array([[*carried, *tokens]], mx.int32)
-            if self._restoration is None:
-                _, rows = self.forward(fed)
-            else:
-                at, new = len(self.tokens), len(tokens)
-                rows = self._restoration.forward(fed, self.caches, self._hooks, new, at)
-            self.transaction.settle()
-            waiting = self._restoration.waiting if self._restoration else None
-            wait([cache.state for cache in self.caches], rows, waiting)
-        except BaseException:
-            self._start_over()
-            raise
-        self._note(tokens, rows if rows is None else rows[:, len(carried) :])
-        mx.clear_cache()
+        restoration = self._restoration
+        size = restoration.chunk if restoration else len(tokens)
+        for done in range(0, len(tokens), size):
+            part, uncached = tokens[done : done + size], self.uncached
+            try:
+                fed = mx.array([[*uncached, *part]], mx.int32)
+                if restoration is None:
+                    _, rows = self.forward(fed)
+                else:  # and restore what this pushes out of the window
+                    rows = restoration.forward(fed, self.caches, self._hooks, len(part), len(self.tokens))
+                self.transaction.settle()
+                waiting = restoration.waiting if restoration else None
+                wait([cache.state for cache in self.caches], rows, waiting)
+            except BaseException:
+                self._start_over()
+                raise
+            self._note(part, rows if rows is None else rows[:, len(uncached) :])
+            mx.clear_cache()
 
     def forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
         """One forward over [1, N] tokens: logits [1, N, V] and hidden states."""
         if self._compiled is not None and tokens.shape[1] <= self.headroom:
-            most = self.transaction.room or self.headroom
-            done = self._compiled.forward(tokens, self.caches, most)
+            done = self._compiled.forward(tokens, self.caches, self.transaction.open_positions or self.headroom)
             if done is not None:
                 return done
         return self.target.forward(tokens, self.caches, self._hooks)
 
     def commit(self, tokens: Sequence[int], rows: mx.array | None) -> None:
-        """Keep the first positions of the open transaction and drop the others.
+        """Keep the positions of these tokens and those not cached yet; drop the rest.
 
-        Args:
-            tokens: the tokens at the positions kept, those carried excepted.
-            rows: hidden states at these positions and perhaps more, [1, at least N, K·hidden].
+        ``rows`` are hidden states at these positions and perhaps more, [1, at least N, K·hidden].
         """
-        self.transaction.commit(self.transaction.carried + len(tokens))
+        self.transaction.commit(self.transaction.uncached + len(tokens))
         self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
 
     @contextmanager
     def guarded(self) -> Iterator[Callable[[], None]]:
-        """Use the session for one continuation, which ends when another begins.
+        """Use the session for one continuation, which ends when another begins; no transaction is left open.
 
-        What an earlier one left open is aborted, and what is open when the block is left by an exception.
-
-        Yields:
-            A check for when the caller's code has run: ValueError if another continuation was started.
+        Yields a check for when the caller's code has run: ValueError if another continuation was started.
         """
         self.transaction.abort()
         self._turn = turn = object()

@@ -6,8 +6,8 @@ p, of a sliding layer where `SlidingRing` has it), so a sequence enters and leav
 Recurrent states are replayed with mlx-lm's own machinery for prompts of different lengths (a mask, and
 ``lengths`` on the cache), projections being answered from the record as for a single sequence.
 
-Not covered, and refused up front: mlx-lm's quantized and chunked caches, those that could only be carried,
-and recurrent families whose update does not take lengths.
+Refused up front: mlx-lm's quantized and chunked caches, those that can only be put back, and recurrent
+families whose update does not take lengths.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,6 @@ class RaggedKV(_BaseCache):
         return cls(keys, values, caches)
 
     def extract(self, row: int) -> KVCache | SlidingRing:
-        """One sequence's cache on its own, a copy."""
         length = self.lengths[row]
         keys, values = (mx.contiguous(each[row : row + 1]) for each in (self.keys, self.values))
         if self.window is not None and self.headroom is not None:
@@ -69,25 +68,21 @@ class RaggedKV(_BaseCache):
         return cache
 
     def filter(self, rows: Sequence[int]) -> None:
-        """Keep these sequences, in this order."""
         chosen = mx.array(list(rows), mx.int32)
         self.keys, self.values = self.keys[chosen], self.values[chosen]
         self.lengths = [self.lengths[row] for row in rows]
         self._floors = [self._floors[row] for row in rows]
 
     def begin(self, positions: int) -> None:
-        """Remember where the transaction starts; ValueError for more positions than the headroom."""
         if self.headroom is not None and positions > self.headroom:
             raise ValueError(f"{positions} pending positions do not fit the headroom of {self.headroom}")
         self._starts = self.lengths
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Keep the first ``kept[s]`` positions of sequence s since `begin`."""
         self.lengths = [start + count for start, count in zip(self._starts or (), kept, strict=True)]
         self._starts = None
 
     def abort(self) -> None:
-        """Forget every position since `begin`."""
         if self._starts is not None:
             self.lengths, self._starts = self._starts, None
 
@@ -146,11 +141,9 @@ class RaggedKV(_BaseCache):
 
     @property  # type: ignore[misc]  # mlx-lm's can be set; batches are not saved
     def state(self) -> Any:
-        """The buffers."""
         return self.keys, self.values
 
     def size(self) -> int:
-        """Positions of the longest sequence that are attended to."""
         longest = max(self.lengths)
         return longest if self.window is None else min(longest, self.sink + self.window)
 
@@ -160,12 +153,10 @@ class RaggedKV(_BaseCache):
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the buffers, free rows included."""
         return self.keys.nbytes + self.values.nbytes
 
 
 def _shape(cache: Any) -> tuple[int | None, int | None, int]:
-    """Window, headroom and pinned positions."""
     if type(cache) is SlidingRing:
         return cache.window, cache.headroom, cache.sink
     return (cache.window, None, cache.sink) if type(cache) is WindowedKV else (None, None, 0)
@@ -187,15 +178,9 @@ def refuse_single(model: Any, sequences: Sequence[Sequence[Any]]) -> None:
 
 
 def merge(model: Any, sequences: Sequence[Sequence[Any]]) -> list[Any]:
-    """Copies of the caches of single sequences, prompts computed and nothing carried, as those of a batch.
+    """Copies of the caches of sequences with the same headroom, prompts computed, as those of a batch.
 
-    Args:
-        model: the model they belong to.
-        sequences: the caches of each sequence, from `new_caches` with the same headroom.
-
-    Raises:
-        ModelError: a layer's cache cannot be batched; the message names it.
-        ValueError: a sequence's caches are empty.
+    ModelError where a layer's cache cannot be batched, ValueError where one is empty.
     """
     refuse_single(model, sequences)
     return [_merged(layer) for layer in zip(*sequences, strict=True)]
@@ -215,22 +200,19 @@ def _merged(caches: Sequence[Any]) -> Any:
 
 
 def extract(caches: Sequence[Any], row: int) -> list[Any]:
-    """The caches of one sequence of a batch, a copy: it can go on alone, or join another batch."""
     return [cache.extract(row) for cache in caches]
 
 
 class BatchTransaction(TransactionBase):
-    """All caches of a batch, moved forward and back together. Close it to restore the model."""
+    """All caches of a batch, moved forward and back together."""
 
     def _rollback(self, member: Any) -> Any:
         return member if isinstance(member, RaggedKV) else super()._rollback(member)
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Keep, of each sequence, the first so many of the positions announced to `begin`.
+        """Keep the first ``kept[s]`` announced positions of sequence s; ValueError where that cannot be.
 
-        Raises:
-            ValueError: more than announced, or not one number a sequence; the transaction stays open.
-            ModelError: a recurrent layer was updated by no module that was called with its cache.
+        ModelError where a recurrent layer was updated by no module that was called with its cache.
         """
         if self._open is None or not all(0 <= count <= self._open for count in kept):
             raise ValueError(f"cannot keep {list(kept)} of {self._open} positions")
@@ -249,7 +231,6 @@ class BatchTransaction(TransactionBase):
         self._open = None
 
     def filter(self, rows: Sequence[int]) -> None:
-        """Keep these sequences, in this order, and drop the others; not inside a transaction."""
         self._refuse_open()
         for cache in self.caches:
             cache.filter(list(rows))

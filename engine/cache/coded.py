@@ -1,8 +1,7 @@
 """Keys and values kept in a code, in the same places as plain ones.
 
-A code turns each row into a few arrays (`engine.cache.codecs`). Each of them is kept by a plain store:
-mlx-lm's growing cache, our ring, or their counterparts in batches and compiled blocks. So windows, rollback,
-merging and masks are those of the stores, and nothing here knows about positions.
+Each array of a code (`engine.cache.codecs`) is kept by a plain store: mlx-lm's growing cache, our ring, or
+their counterparts in batches and compiled blocks, which do the windows, rollback, merging and masks.
 
 New rows are encoded before they are attended to, also those of the block itself: what a query sees of a
 position does not depend on how many came with it.
@@ -21,26 +20,15 @@ MakeCodec = Callable[[int], Codec]
 
 
 class CodedKV(_BaseCache):
-    """Cache of one attention layer whose rows are stored in a code."""
-
     def __init__(self, code: str, make: MakeCodec, stores: Sequence[Any], *, attended: bool) -> None:
-        """An empty cache.
-
-        Args:
-            code: its name; codes of one name are the same.
-            make: gives the code for a head dimension; raises ConfigurationError where there is none.
-            stores: empty plain caches of one kind, one for each array of the code.
-            attended: attention reads the codes themselves (`AttendedCodec`), not a decoded copy.
-        """
-        self.code = code
-        self.stores = list(stores)
-        self.attended = attended
-        self._make = make
+        self.code = code  # codes of one name are the same
+        self.stores = list(stores)  # plain caches of one kind, one for each array of the code
+        self.attended = attended  # attention reads an `AttendedCodec`, not a decoded copy
+        self._make = make  # from a head dimension; ConfigurationError where there is no code for it
         self._codecs: tuple[Codec, Codec] | None = None  # of keys and of values, once their widths are known
         self._dtype = mx.float32
 
     def over(self, stores: Sequence[Any]) -> "CodedKV":
-        """The same code over other stores."""
         other = CodedKV(self.code, self._make, stores, attended=self.attended)
         other._codecs, other._dtype = self._codecs, self._dtype
         return other
@@ -51,7 +39,6 @@ class CodedKV(_BaseCache):
 
     @property
     def offset(self) -> Any:
-        """Position of the next row, or of each sequence's next row."""
         return self.stores[0].offset
 
     @property
@@ -60,11 +47,7 @@ class CodedKV(_BaseCache):
         return sum(codec.dim for codec in self._codecs or ())
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Encode and append rows [B, KV heads, N, D]; values may have another D.
-
-        Returns:
-            What attention gets for all rows the mask speaks of: decoded arrays, or `CodedRows`.
-        """
+        """Append rows [B, KV heads, N, D], values with a D of their own; return arrays, or `CodedRows`."""
         if self._codecs is None:
             self._codecs = self._make(keys.shape[-1]), self._make(values.shape[-1])
         codec_k, codec_v = self._codecs
@@ -75,11 +58,9 @@ class CodedKV(_BaseCache):
         return self._read(codec_k, seen_k), self._read(codec_v, seen_v)
 
     def _read(self, codec: Codec, parts: Parts) -> Any:
-        return (
-            CodedRows(cast(AttendedCodec, codec), parts)
-            if self.attended
-            else codec.decode(parts, self._dtype)
-        )
+        if self.attended:
+            return CodedRows(cast(AttendedCodec, codec), parts)
+        return codec.decode(parts, self._dtype)
 
     def make_mask(
         self,
@@ -87,31 +68,25 @@ class CodedKV(_BaseCache):
         window_size: int | None = None,
         return_array: bool = False,
     ) -> mx.array | str | None:
-        """The mask of the stores, which are all alike."""
         mask: mx.array | str | None = self.stores[0].make_mask(
             N, window_size=window_size, return_array=return_array
         )
         return mask
 
     def extract(self, row: int) -> "CodedKV":
-        """One sequence of a batch on its own, a copy."""
         return self.over([store.extract(row) for store in self.stores])
 
     def filter(self, rows: Sequence[int]) -> None:
-        """Keep these sequences of a batch, in this order."""
         for store in self.stores:
             store.filter(rows)
 
     def is_trimmable(self) -> bool:
-        """Whether all stores are."""
         return all(store.is_trimmable() for store in self.stores)
 
     def trim(self, n: int) -> int:
-        """Forget up to ``n`` positions in all stores, and return how many."""
         return min(int(store.trim(n)) for store in self.stores)
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
-        """The stores' rows, decoded, in the order of positions."""
         if self.empty() or self._codecs is None:
             return None, None
         parts = zip(*(store.keys_and_values() for store in self.stores), strict=True)
@@ -122,18 +97,14 @@ class CodedKV(_BaseCache):
 
     @property  # type: ignore[misc]  # mlx-lm's can be set; coded caches are not saved
     def state(self) -> Any:
-        """The stores' arrays."""
         return [store.state for store in self.stores]
 
     def size(self) -> int:
-        """Positions that are attended to."""
         return int(self.stores[0].size())
 
     def empty(self) -> bool:
-        """Whether nothing has been stored."""
         return bool(self.stores[0].empty())
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of all stores, free rows included."""
         return sum(int(store.nbytes) for store in self.stores)

@@ -39,13 +39,9 @@ CODES = {
 
 
 class RestoredKV(KVCache):
-    """The cache of one full attention layer whose old rows are supplied afterwards by `engine.restoration`.
+    """A full attention layer whose old rows are supplied afterwards by `engine.restoration`."""
 
-    Attributes:
-        replaced: positions whose keys and values were replaced so far.
-    """
-
-    replaced = 0
+    replaced = 0  # positions, so far
 
     def overwrite(self, start: int, keys: mx.array, values: mx.array) -> None:
         """Replace the rows from position ``start`` on by others [1, KV heads, N, head dim], keys rotated."""
@@ -63,15 +59,10 @@ class KVPolicy(policies.KVPolicy):
 
     @property
     def attended(self) -> bool:
-        """Whether attention reads codes."""
         return self.coded and CODES[self.kind].attended
 
     def new_caches(self, model: Any, headroom: int) -> list[Any]:
-        """Empty caches for one sequence of an mlx-lm model; `headroom` is the largest block to verify.
-
-        Raises:
-            ConfigurationError: it names layers the model does not have, or applies to none.
-        """
+        """See `engine.cache.transaction.new_caches`; ConfigurationError where it applies to no such layer."""
         caches = _native(model, headroom)
         for layer in self._chosen(caches):
             caches[layer] = self._kept(caches[layer], headroom)
@@ -147,7 +138,6 @@ def _with_rings(cache: Any, headroom: int) -> Any:
 
 
 def _like(cache: Any) -> Any:
-    """An empty store of the same geometry."""
     if type(cache) is SlidingRing:
         return SlidingRing(cache.window, cache.headroom, cache.sink)
     return KVCache()  # type: ignore[no-untyped-call]

@@ -6,10 +6,9 @@ back. This ring has ``headroom`` spare rows: what a block overwrites had left th
     row of position p:   p                              for p < sink (pinned for good)
                          sink + (p - sink) mod M        otherwise, M = window + headroom
 
-Appending writes the new rows alone, a rollback is a smaller number, and nothing ever moves. Keys carry their
-rotation already, so their order does not matter to attention; the mask follows the rows. A query at position
-q sees positions p ≤ q with p > q - window or p < sink: exactly, also inside a block, where mlx-lm's
-`RotatingKVCache(keep=k)` hides pinned entries from all but the first query.
+A rollback is a smaller number, and nothing ever moves. Keys are rotated already, so their order does not
+matter to attention. A query at q sees positions p ≤ q with p > q - window or p < sink, also inside a block,
+where mlx-lm's `RotatingKVCache(keep=k)` hides pinned entries from all but the first query.
 """
 
 from collections.abc import Iterator
@@ -30,15 +29,11 @@ def widened(buffer: mx.array | None, rows: int, like: mx.array) -> mx.array:
 
 
 def whole_steps(rows: int) -> int:
-    """The next multiple of `STEP`."""
     return -(-rows // STEP) * STEP
 
 
 class WindowedKV(KVCache):
-    """A sliding layer that keeps all positions: the mask alone hides what has left the window.
-
-    Its bytes grow with the text like a full layer's, and it goes back to any position.
-    """
+    """A sliding layer that keeps all positions: the mask alone hides what has left the window."""
 
     def __init__(self, window: int, sink: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,7 +56,6 @@ class WindowedKV(KVCache):
 
     @property
     def state(self) -> Any:
-        """All that defines the cache, as mlx-lm saves it."""
         return self.keys, self.values, self.offset, self.window, self.sink
 
     @state.setter
@@ -70,12 +64,10 @@ class WindowedKV(KVCache):
 
 
 class SlidingRing(_BaseCache):
-    """KV cache of one sliding layer, for a single sequence (batch size 1).
+    """One sliding layer of a single sequence.
 
-    Args:
-        window: positions a query sees besides the pinned ones, itself included.
-        headroom: the most positions that may be pending at once.
-        sink: pinned positions at the beginning; mlx-lm's ``keep``, and ``window = max_size - keep``.
+    ``window`` counts the query itself but not the ``sink`` pinned positions: mlx-lm's ``max_size - keep``.
+    ``headroom`` is the most positions that may be pending at once.
     """
 
     def __init__(self, window: int, headroom: int, sink: int = 0) -> None:
@@ -98,7 +90,6 @@ class SlidingRing(_BaseCache):
     # --- transaction -------------------------------------------------------------------------------
 
     def begin(self, positions: int) -> None:
-        """Promise that up to ``positions`` rows follow, which `commit` and `abort` can drop."""
         if self._pending is not None:
             raise ValueError("a transaction is already open on this ring")
         if positions > self.headroom:
@@ -107,34 +98,28 @@ class SlidingRing(_BaseCache):
         self._before = self._began, self._chunk
 
     def divide(self, kept: int) -> bool:  # noqa: ARG002 - it can keep any number
-        """See `Rollback.divide`."""
         return True
 
     def commit(self, dropped: int) -> None:
-        """Close the transaction, forgetting its last ``dropped`` rows."""
         if self._pending is None or not 0 <= dropped <= self.offset - self._pending:
             raise ValueError(f"cannot drop {dropped} rows of this transaction")
         self._back(self.offset - dropped)
 
     def abort(self) -> None:
-        """Close the transaction and forget what arrived of it."""
         if self._pending is not None:
             self._back(self._pending)
 
     def _back(self, offset: int) -> None:
-        """Close the transaction at this offset."""
         if offset == self._pending:
             self._began, self._chunk = self._before
         self.offset, self._pending, self._before = offset, None, (0, None)
 
     def rewindable(self, count: int) -> bool:
-        """Whether the last ``count`` positions can still be forgotten for good."""
         left = self.offset - count
         first = max(left - self.window + 1, self.sink)  # the oldest one the next query would see
         return left >= 0 and (left <= self.sink or first >= self.floor)
 
     def rewind(self, count: int) -> None:
-        """Forget the last ``count`` positions, which must be `rewindable`."""
         self.offset -= count
         if count:
             self._chunk = None
@@ -142,14 +127,10 @@ class SlidingRing(_BaseCache):
     # --- for engines without transactions ---------------------------------------------------------------
 
     def is_trimmable(self) -> bool:
-        """Whether `trim` may be called: not inside a transaction."""
         return self._pending is None
 
     def trim(self, n: int) -> int:
-        """Forget up to ``n`` positions as mlx-lm's caches do, and return how many.
-
-        As many as the headroom always go. ValueError where rows that the next query would see are gone.
-        """
+        """Forget up to ``n`` positions and return how many; ValueError where rows to be seen are gone."""
         count = min(n, self.offset)
         if self._pending is not None or not self.rewindable(count):
             raise ValueError(
@@ -220,12 +201,11 @@ class SlidingRing(_BaseCache):
 
     @property
     def _turn(self) -> int:
-        """Rows of the ring proper: positions this far apart share a row."""
+        """Positions this far apart share a row."""
         return self.window + self.headroom
 
     @property
     def capacity(self) -> int:
-        """Rows of a full buffer."""
         return self.sink + self._turn
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -250,7 +230,6 @@ class SlidingRing(_BaseCache):
         return [buffer[..., first:last, :] for first, last in self.runs(start, stop)]
 
     def _seen(self, buffer: mx.array | None) -> list[mx.array]:
-        """The rows the next query can see, in the order of their positions."""
         if buffer is None:
             return []
         pinned = min(self.sink, self.offset)
@@ -272,7 +251,7 @@ class SlidingRing(_BaseCache):
     # --- chunks longer than the headroom ----------------------------------------------------------------
 
     def _is_long(self, new: int) -> bool:
-        """Whether this many rows would overwrite what their own first query sees."""
+        """Whether they would overwrite what their own first query sees."""
         return new > self.headroom + 1 and self.offset + new > self.capacity
 
     def _replace(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -305,7 +284,6 @@ class SlidingRing(_BaseCache):
 
     @property
     def state(self) -> Any:
-        """All that defines the cache, as mlx-lm saves it."""
         rows = self.keys, self.values, self.offset, self._began, self.floor, self._chunk
         return *rows, self.window, self.headroom, self.sink
 
@@ -316,10 +294,7 @@ class SlidingRing(_BaseCache):
         self.keys, self.values, self.offset, self._began, self.floor, self._chunk = rows
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:
-        """The rows that the queries of the last update saw, by position: those of mlx-lm's rotating cache.
-
-        The next query sees fewer of them, see `engine.cache.stats`.
-        """
+        """Rows that the last update's queries saw, by position, as of mlx-lm's rotating cache."""
         if self.keys is None or self.values is None:
             return None, None
         if self._chunk is not None:
@@ -336,21 +311,15 @@ class SlidingRing(_BaseCache):
         return mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
 
     def release(self) -> None:
-        """Drop the rows of a chunk longer than the headroom, once its forward is built.
-
-        They are kept until the next update otherwise, and are no part of ``nbytes``.
-        """
+        """Drop the rows of a long chunk, which no ``nbytes`` counts, before the next update does."""
         self._chunk = None
 
     def size(self) -> int:
-        """Positions that are attended to."""
         return min(self.offset, self.sink + self.window)
 
     def empty(self) -> bool:
-        """Whether nothing has been stored."""
         return self.keys is None
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the buffers, free rows included."""
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes

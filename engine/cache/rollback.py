@@ -1,10 +1,8 @@
 """How each kind of cache goes back to fewer positions: one rollback for each cache.
 
 Recurrent states (gated delta, state space, short convolution) cannot be trimmed. The old state is put back,
-and mlx-lm's own update is run again on the positions that are kept. Nearly all of a layer's cost is in its
-projections, which treat positions one by one: their outputs were computed in the first run and are given back
-from the record, so that no weight is read twice. The replay's own output is dropped, and being lazy, what
-only leads to it is never computed.
+and mlx-lm's own update is run again on the positions that are kept. Projections, nearly all of the cost,
+treat positions one by one: the first run's outputs are given back, so that no weight is read twice.
 
     first run (n positions)    mixer(x)      → state n     x and the projections' outputs are recorded
     replay    (k positions)    mixer(x[:k])  → state k     the same code, projections answered from the record
@@ -22,6 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, QuantizedKVCache, _BaseCache
 
 from engine.cache.policy import RestoredKV
@@ -33,10 +32,7 @@ SELF_COMPILING = ("mlx_lm.models.kimi_k3",)
 
 
 class Rollback:
-    """How one cache goes back: plain, quantized and chunked keys and values by a trim, which is exact there.
-
-    `begin` is followed by one `commit` or `abort`; `rewindable` and `rewind` are for outside of them.
-    """
+    """By a trim, which is exact for plain, quantized and chunked keys and values."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -57,61 +53,50 @@ class Rollback:
         self._start = None
 
     def abort(self) -> None:
-        """Forget every row since `begin`."""
         if self._start is not None:
             self._cache.trim(self._cache.offset - self._start)
             self._start = None
 
     def rewindable(self, count: int) -> bool:
-        """Whether the last ``count`` rows can still be forgotten."""
         left, first = self._cache.offset - count, 0
         if type(self._cache) is ChunkedKVCache and self._cache.start_position:  # part of older chunks is gone
             first, left = self._cache.start_position, left - left % self._cache.chunk_size
         return bool(left >= first)
 
     def rewind(self, count: int) -> None:
-        """Forget the last ``count`` rows, which are rewindable."""
         self._cache.trim(count)
 
 
-class CarryRollback(Rollback):
+class SnapshotRollback(Rollback):
     """Any other cache: it is put back as it was, and the caller feeds what it keeps once more.
 
-    A snapshot holds the cache's arrays, so the first write into one of them after `begin` copies it: such
-    a round costs the size of the cache, not of the block.
+    The first write after `begin` copies an array: a round costs the size of the cache, not of the block.
     """
 
-    def __init__(self, cache: Any) -> None:
-        super().__init__(cache)
-        self._snapshot: Snapshot | None = None
+    _snapshot: "Snapshot | None" = None
 
     def begin(self, positions: int) -> None:  # noqa: ARG002 - such a cache grows as it likes
-        """Keep the state."""
         self._snapshot = Snapshot(self._cache)
 
     def divide(self, kept: int) -> bool:  # noqa: ARG002 - whatever the number
-        """Nothing is known about its rows."""
         return False
 
     def commit(self, dropped: int) -> None:  # noqa: ARG002 - nothing, or what `divide` has dropped
-        """Forget the old state."""
         self._snapshot = None
 
     def abort(self) -> None:
-        """Put the old state back."""
         if self._snapshot is not None:
             self._snapshot.restore()
             self._snapshot = None
 
     def rewindable(self, count: int) -> bool:
-        """Older states are not kept."""
         return count == 0
 
     def rewind(self, count: int) -> None:
         """Nothing to do for the only count that is rewindable."""
 
 
-class RecurrentRollback(CarryRollback):
+class RecurrentRollback(SnapshotRollback):
     """An `ArraysCache`, whose arrays are replaced as a whole by every forward; its calls are recorded."""
 
     def __init__(self, cache: Any, wiring: "Wiring") -> None:
@@ -123,24 +108,21 @@ class RecurrentRollback(CarryRollback):
         wiring.recording[id(cache)] = self  # the cache lives as long: it is known by its id
 
     def begin(self, positions: int) -> None:
-        """Keep the state, and record how more than one position change it."""
         super().begin(positions)
         self._before = list(self._cache.cache)
         self.positions, self.calls = positions if positions > 1 else 0, []
 
     def divide(self, kept: int) -> bool:
-        """Put the old state back and run the recorded calls on the first ``kept`` positions.
+        """Run the recorded calls on ``kept`` positions of the old state.
 
-        False where the record does not explain what happened to the state: no module that was called with
-        this cache has updated it, or a call cannot be cut. The state of `begin` is to be restored then.
+        False where a call cannot be cut, or something else changed the state; `abort` is to follow then.
         """
         return self._replayed([call.cut(kept) for call in self.calls], kept)
 
     def divide_rows(self, kept: Sequence[int]) -> bool:
-        """The same for a batch: the first ``kept[s]`` positions of sequence s.
+        """Run all positions, those behind ``kept[s]`` of sequence s masked and cut off by ``lengths``.
 
-        Every position is run, but those behind are masked, and the cache's ``lengths`` say where each
-        sequence ends: what mlx-lm does with prompts of different lengths. A module that takes no mask cannot.
+        That is what mlx-lm does with prompts of different lengths. A module that takes no mask cannot.
         """
         if self._snapshot is None:
             return False
@@ -153,10 +135,8 @@ class RecurrentRollback(CarryRollback):
         ends = mx.array(list(kept), mx.int32)
         mask = mx.arange(self.positions) < ends[:, None]
         masked = [
-            {**call.arguments.arguments, "mask": mask}
-            if "mask" in call.arguments.signature.parameters
-            else None
-            for call in self.calls
+            {**bound.arguments, "mask": mask} if "mask" in bound.signature.parameters else None
+            for bound in (call.arguments for call in self.calls)
         ]
         done = self._replayed(masked, self.positions, ends)
         self._cache.lengths = None
@@ -180,12 +160,10 @@ class RecurrentRollback(CarryRollback):
         return all(then is before or now is not old for before, then, old, now in slots)
 
     def commit(self, dropped: int) -> None:
-        """Forget the record and the old state."""
         self.positions, self.calls, self._before = 0, [], []
         super().commit(dropped)
 
     def abort(self) -> None:
-        """Forget the record and put the old state back."""
         self.positions, self.calls, self._before = 0, [], []
         super().abort()
 
@@ -198,60 +176,40 @@ def _chosen(kept: Sequence[int], new: mx.array | None, old: mx.array | None) -> 
 
 
 class Snapshot:
-    """A cache object's attributes, as they were.
-
-    Arrays get handles of their own: writing into an array changes every name that refers to it, not those.
-    """
+    """A cache's attributes; arrays get handles of their own, which writing into the array does not change."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
-        self._attributes = _copied(vars(cache))
+        self._attributes = tree_map(_copied, vars(cache))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays it holds."""
-        return sum(array.nbytes for array in _arrays(self._attributes))
+        leaves: dict[str, Any] = dict(tree_flatten(self._attributes))
+        return sum(leaf.nbytes for leaf in leaves.values() if isinstance(leaf, mx.array | Snapshot))
 
     def restore(self) -> Any:
-        """Give the object back the attributes it had, as often as it is called; returns the object."""
+        """Give the object its attributes back, any number of times; returns the object."""
         vars(self._cache).clear()
-        vars(self._cache).update(_copied(self._attributes))
+        vars(self._cache).update(tree_map(_copied, self._attributes))
         return self._cache
 
 
-def _copied(value: Any) -> Any:
+def _copied(leaf: Any) -> Any:
     """Arrays under other handles, caches as snapshots, and snapshots as the caches they restore."""
-    if isinstance(value, mx.array):
-        return mx.array(value)
-    if isinstance(value, _BaseCache):
-        return Snapshot(value)
-    if isinstance(value, Snapshot):
-        return value.restore()
-    if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(_copied(inner) for inner in value)
-    return value
-
-
-def _arrays(value: Any) -> Iterator[mx.array]:
-    if isinstance(value, mx.array):
-        yield value
-    elif isinstance(value, Snapshot):
-        yield from _arrays(value._attributes)
-    elif isinstance(value, dict) or type(value) in {list, tuple}:
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _arrays(inner)
+    if isinstance(leaf, mx.array):
+        return mx.array(leaf)
+    if isinstance(leaf, _BaseCache):
+        return Snapshot(leaf)
+    return leaf.restore() if isinstance(leaf, Snapshot) else leaf
 
 
 TRIMMED = {KVCache, RestoredKV, WindowedKV, QuantizedKVCache, ChunkedKVCache}
 
 
 def rollback_of(cache: Any) -> Any:
-    """The rollback of a cache without recurrent state; our ring is its own."""
     if type(cache) is SlidingRing:
         return cache
-    return (Rollback if type(cache) in TRIMMED else CarryRollback)(cache)
+    return (Rollback if type(cache) in TRIMMED else SnapshotRollback)(cache)
 
 
 class _Call:
@@ -293,7 +251,6 @@ class _Call:
         return arguments
 
     def run(self, wiring: "Wiring", arguments: dict[str, Any], kept: int) -> None:
-        """Run the module once more, for what it does to its cache."""
         bound = self.arguments.signature.bind_partial()
         bound.arguments.update(arguments)
         fresh = kept == 1 and self.plain.__module__ in SELF_COMPILING
@@ -339,7 +296,6 @@ class Wiring:
 
     @contextmanager
     def answering(self, call: _Call | None) -> Iterator[None]:
-        """Inside the block, projections answer to ``call``."""
         before, self._active = self._active, call
         try:
             yield
@@ -353,7 +309,6 @@ class Wiring:
         object.__setattr__(module, "__class__", type(plain.__name__, (plain,), body))
 
     def _listening(self, plain: type) -> Any:
-        """The call of a module that is given a cache."""
         signature = inspect.signature(plain.__call__)
         place = list(signature.parameters).index("cache") - 1
 
@@ -376,8 +331,6 @@ class Wiring:
         return call
 
     def _projection(self, plain: type) -> Any:
-        """The call of a projection."""
-
         def call(module: Any, x: mx.array) -> Any:
             if self._active is None:
                 return plain.__call__(module, x)

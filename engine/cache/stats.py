@@ -41,7 +41,6 @@ def held(cache: Any) -> VisibleRows | None:
 
 
 def _visible(length: int, window: int, sink: int) -> list[int]:
-    """Positions before `length` that the query there sees through a window with pinned ones."""
     pinned = min(sink, length)
     return [*range(pinned), *range(max(length - window + 1, pinned), length)]
 

@@ -70,7 +70,6 @@ STAND_INS: dict[type, type[TracedKV]] = {
 
 
 def traceable(caches: Sequence[Any]) -> bool:
-    """Whether every cache has a traced kind, or is coded over stores that have one."""
     return bool(caches) and all(type(store) in STAND_INS for store in stores_of(caches))
 
 

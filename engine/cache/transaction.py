@@ -6,13 +6,11 @@ How each kind of cache goes back (`engine.cache.rollback`):
     sliding window, with or without pinned entries  our ring: a block overwrites nothing it may bring back
     recurrent state (`ArraysCache`)                 old state, then mlx-lm's update replayed on k positions
     `CacheList`, coded keys and values              their members and stores, each in its own way
-    anything else                                   put back as it was, and the k tokens are **carried**
+    anything else                                   put back as it was, and the k tokens are **uncached**
 
-Carried tokens are committed, but no cache holds them. The caller puts them in front of the next forward,
-where they are accepted by construction; `begin` and `commit` count them. They stay few: keeping a whole block
-leaves none, so a forward without drafts clears them. All layers carry, or none.
-
-Everything is lazy: nothing here waits for the device.
+Uncached tokens are committed, but no cache holds them. The caller puts them in front of the next forward;
+`begin` and `commit` count them. Keeping a whole block leaves none, so a forward without drafts clears them.
+All layers have the same ones. Nothing here waits for the device.
 """
 
 from collections import Counter
@@ -37,7 +35,6 @@ class Mark:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for it."""
         return sum(snapshot.nbytes for snapshot in self.kept if snapshot is not None)
 
 
@@ -45,10 +42,7 @@ class TransactionBase:
     """What transactions of one sequence and of a batch have in common."""
 
     def __init__(self, model: Any, caches: Sequence[Any]) -> None:
-        """Bind to the caches of an mlx-lm model.
-
-        The model's modules are listened to where a state can only go back by a replay, until `close`.
-        """
+        """Listen to the model's modules, until `close`, where a state can only go back by a replay."""
         self.caches = list(caches)
         members = list({id(member): member for cache in caches for member in members_of(cache)}.values())
         self._recurrent = [member for member in members if type(member) is ArraysCache]
@@ -56,10 +50,9 @@ class TransactionBase:
         self._rollbacks = [self._rollback(member) for member in members]
         self._pairs = list(zip(members, self._rollbacks, strict=True))
         bounds = [member.headroom for member in members if getattr(member, "headroom", None) is not None]
-        self.room: int | None = min(bounds, default=None)
-        """The most positions `begin` takes, carried ones included; None: any number."""
-        self.carried = 0
-        """Committed tokens that no cache holds."""
+        # The most positions `begin` takes, those of uncached tokens included; None: any number.
+        self.open_positions: int | None = min(bounds, default=None)
+        self.uncached = 0  # committed tokens that no cache holds
         self._open: int | None = None
 
     def _rollback(self, member: Any) -> Any:
@@ -68,17 +61,12 @@ class TransactionBase:
         return rollback_of(member)
 
     def begin(self, positions: int) -> None:
-        """Open a transaction: exactly ``positions`` positions follow, those of carried tokens first.
-
-        Raises:
-            ValueError: one is open already, there are fewer positions than carried tokens, or more than
-                `room`. Nothing has been opened then.
-        """
+        """Announce exactly ``positions`` positions, those of uncached tokens first; ValueError: too many."""
         if self._open is not None:
             raise ValueError("a transaction is already open")
-        if positions <= self.carried:
+        if positions <= self.uncached:
             raise ValueError(
-                f"{positions} positions are no room for {self.carried} carried tokens and a new one"
+                f"{positions} positions do not suffice for {self.uncached} uncached tokens and a new one"
             )
         self._open = positions
         try:
@@ -89,7 +77,7 @@ class TransactionBase:
             raise
 
     def abort(self) -> None:
-        """Restore the state of `begin`; without an open transaction, nothing."""
+        """Restore the state of `begin`, if a transaction is open."""
         if self._open is not None:
             for rollback in self._rollbacks:
                 rollback.abort()
@@ -97,7 +85,6 @@ class TransactionBase:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Abort an open transaction when the block is left by an exception."""
         try:
             yield
         except BaseException:
@@ -120,62 +107,52 @@ class Transaction(TransactionBase):
     """All caches of one sequence, moved forward and back together. Close it to restore the model."""
 
     def commit(self, kept: int) -> None:
-        """Keep the first ``kept`` of the positions announced to `begin` and drop the others.
-
-        Raises:
-            ValueError: more than announced, or fewer than are carried; the transaction stays open.
-        """
-        if self._open is None or not self.carried <= kept <= self._open:
-            raise ValueError(f"cannot keep {kept} of {self._open} positions, {self.carried} of them carried")
+        """Keep the first ``kept`` announced positions; ValueError, and still open, for another number."""
+        if self._open is None or not self.uncached <= kept <= self._open:
+            raise ValueError(f"cannot keep {kept} of {self._open} positions; {self.uncached} are uncached")
         dropped = self._open - kept
-        if dropped and (
-            kept == self.carried or not all(rollback.divide(kept) for rollback in self._rollbacks)
-        ):
+        nothing_new = kept == self.uncached
+        if dropped and (nothing_new or not all(rollback.divide(kept) for rollback in self._rollbacks)):
             self.abort()
-            self.carried = kept
+            self.uncached = kept
             return
         for rollback in self._rollbacks:
             rollback.commit(dropped)
-        self.carried = 0
+        self.uncached = 0
         self._open = None
 
     def settle(self) -> None:
-        """A forward outside of any transaction was built, behind the carried tokens if there were any."""
-        self.carried = 0
+        """A forward outside of any transaction was built, behind the uncached tokens if there were any."""
+        self.uncached = 0
         for member, _ in self._pairs:
             if type(member) is SlidingRing:
                 member.release()
 
     def rewind(self, count: int) -> bool:
-        """Forget the last ``count`` committed tokens for good; False where a layer no longer can.
-
-        Carried tokens go first. Nothing has changed where it returns False.
-        """
+        """Forget the last ``count`` committed tokens; False, and no change, where a layer no longer can."""
         self._refuse_open()
-        rows = max(count - self.carried, 0)
+        rows = max(count - self.uncached, 0)
         if not all(rollback.rewindable(rows) for rollback in self._rollbacks):
             return False
         for rollback in self._rollbacks:
             rollback.rewind(rows)
-        self.carried -= count - rows
+        self.uncached -= count - rows
         return True
 
     def mark(self) -> Mark:
-        """The present state, to come back to by `back_to`, whatever is committed after it."""
-        if self._open is not None or self.carried:
-            raise ValueError("a mark is set between transactions, where nothing is carried")
+        if self._open is not None or self.uncached:
+            raise ValueError("a mark is set between transactions, where nothing is uncached")
         kept = [None if type(rollback) is Rollback else Snapshot(member) for member, rollback in self._pairs]
         return Mark(tuple(kept))
 
     def back_to(self, mark: Mark, count: int) -> None:
-        """Forget the last ``count`` committed tokens, those since the mark."""
         self._refuse_open()
         for rollback, snapshot in zip(self._rollbacks, mark.kept, strict=True):
             if snapshot is None:
-                rollback.rewind(count - self.carried)
+                rollback.rewind(count - self.uncached)
             else:
                 snapshot.restore()
-        self.carried = 0
+        self.uncached = 0
 
 
 def members_of(cache: Any) -> Iterator[Any]:
@@ -190,10 +167,7 @@ def members_of(cache: Any) -> Iterator[Any]:
 
 
 def new_caches(model: Any, headroom: int, policy: KVPolicy = NATIVE) -> list[Any]:
-    """Empty caches for one sequence of an mlx-lm model, with rings of ours in place of its rotating ones.
-
-    ``headroom`` is the largest block that will be verified.
-    """
+    """Empty caches for one sequence of an mlx-lm model; ``headroom`` is the largest block to verify."""
     return policy.new_caches(model, headroom)
 
 

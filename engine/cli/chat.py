@@ -1,30 +1,30 @@
 """``kakeya_engine chat``: a conversation in the terminal, or by a script that writes a turn a line."""
 
 import logging
+from dataclasses import fields
 from typing import Any
 
 import click
 
-from engine.cli.options import registry_options, sampling_options, take_registry
+from engine.cli.options import flag, option, registry_options, sampling_options, take_registry
 from engine.errors import ConfigurationError
 
 
 @click.command("chat")
 @click.argument("model_id", metavar="[ID]", required=False)
 @registry_options
-@click.option("--system", help="A system turn before the conversation.")
-@click.option(
+@option("--system", "A system turn before the conversation.")
+@option(
     "--thinking",
-    default="default",
-    show_default=True,
+    "Whether a reasoning model reasons; default leaves it to the registry.",
+    "default",
     metavar="default|on|off",
-    help="Whether a reasoning model reasons; default leaves it to the registry.",
 )
-@click.option("--max-tokens", type=int, default=1024, show_default=True, help="Tokens of an answer, at most.")
+@option("--max-tokens", "Tokens of an answer, at most.", 1024)
 @sampling_options
-@click.option("--block", help="Tokens a verify forward, or auto [default: the registry's].")
-@click.option("--stats/--no-stats", default=True, show_default=True, help="A line of figures on each answer.")
-@click.option("--json", "as_json", is_flag=True, help="Each turn is one JSON line; no text is printed.")
+@option("--block", "Tokens a verify forward, or auto [default: the registry's].")
+@option("--stats/--no-stats", "A line of figures on each answer.", True)
+@flag("--json", "Each turn is one JSON line; no text is printed.", dest="as_json")
 def command(
     *, model_id: str | None, system: str | None, download: bool, stats: bool, as_json: bool, **values: Any
 ) -> None:
@@ -58,16 +58,16 @@ def command(
     from engine.registry import Places
     from engine.sampling import Sampling
 
-    names = ("temperature", "top_p", "min_p", "top_k", "seed")
     options = ChatOptions(
         max_tokens=values["max_tokens"],
-        sampling=Sampling(**{name: values[name] for name in names}),
+        sampling=Sampling(**{each.name: values[each.name] for each in fields(Sampling)}),
         block=values["block"],
         thinking=values["thinking"],
     )
     options.check()
-    transformers = logging.getLogger("transformers")
-    transformers.setLevel(logging.ERROR)  # it warns of long prompts, which are refused here
+    logging.getLogger("transformers").setLevel(
+        logging.ERROR
+    )  # it warns of long prompts, which are refused here
     registry = take_registry(values)
     model_id = model_id or registry.default
     screen, lines = Screen(as_json=as_json, stats=stats), InputLines(quiet=as_json)

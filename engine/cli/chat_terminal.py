@@ -10,14 +10,14 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import click
 
-from engine.chat import Conversation, DoesNotFit, Transcript, Turn
+from engine.chat import Conversation, DoesNotFit, Told, Transcript, Turn
 from engine.errors import ConfigurationError, GenerationError, InputError, PromptError
 from engine.server.parsing import ParsedText
 from engine.server.sequence import PrefillProgress
@@ -104,14 +104,13 @@ class Screen:
     """Both streams of one conversation."""
 
     def __init__(self, *, as_json: bool, stats: bool) -> None:
-        """Look at what the streams are; ``as_json``: turns are JSON lines, ``stats``: figures follow."""
+        """``as_json``: turns are JSON lines; ``stats``: a line of figures follows each."""
         self._as_json, self._stats = as_json, stats
         self._plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
         self._reasoning = sys.stdout.isatty()
         self._lively = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = ""  # the part of this answer that was shown last
-        self._line_open = False  # standard output is in the midst of a line
-        self._passing = False  # a line that will be erased is on stderr
+        self._open: Literal["", "answer", "status"] = ""  # line without its end, on stdout or stderr
 
     def say(self, text: str, *, dim: bool = False) -> None:
         """Tell something that is not the answer."""
@@ -123,7 +122,7 @@ class Screen:
         if self._lively:
             self._settle()
             click.echo(self._dimmed(harmless(text)), nl=False, err=True)
-            self._passing = True
+            self._open = "status"
 
     def refuse(self, message: str) -> None:
         """Tell why there was no answer."""
@@ -154,32 +153,30 @@ class Screen:
 
     def _show(self, part: str, text: str) -> None:
         if self._shown == "reasoning" and part == "content":
-            text = text.lstrip("\n")
-            if not text:
+            if not (text := text.lstrip("\n")):
                 return
             self._settle()
             click.echo()
-        elif self._passing:
+        elif self._open == "status":
             self._settle()
         self._shown = part
         shown = harmless(text)
         click.echo(self._dimmed(shown) if part == "reasoning" else shown, nl=False)
-        self._line_open = not text.endswith("\n")
+        self._open = "" if text.endswith("\n") else "answer"
 
     def _settle(self) -> None:
-        """End or erase the line that is open."""
-        if self._passing:
+        """Erase or end the line that is open."""
+        if self._open == "status":
             click.echo(ERASE, nl=False, err=True)
-        if self._line_open:
+        elif self._open == "answer":
             click.echo()
-        self._passing = self._line_open = False
+        self._open = ""
 
     def _dimmed(self, text: str) -> str:
         return text if self._plain else click.style(text, dim=True)
 
 
 def _figures(turn: Turn) -> str:
-    """One line about an answer."""
     usage = turn.usage
     parts = [f"{usage.completion_tokens} tokens ({turn.finish})"]
     if turn.tokens_per_s is not None:
@@ -235,11 +232,14 @@ class ChatLoop:
             if self._lines.terminal:
                 click.echo(err=True)
         elif text.startswith("/") and not text.startswith("//"):
-            self._obey(text)
+            try:
+                self._obey(text)
+            except (InputError, GenerationError) as error:
+                self._screen.say(str(error))
         elif text.strip():
             self._answer(lambda: self.conversation.say(text.removeprefix("/")))
 
-    def _answer(self, ask: Callable[[], Iterator[PrefillProgress | ParsedText | Turn]]) -> None:
+    def _answer(self, ask: Callable[[], Told]) -> None:
         """Have the model speak, and show it; Ctrl-C ends the answer and keeps what was said."""
         before = signal.signal(signal.SIGINT, lambda *_: self.conversation.stop())
         try:
@@ -247,33 +247,25 @@ class ChatLoop:
                 if isinstance(event, Turn):
                     self._turns.append(event)
                 self._screen.show(event)
-        except DoesNotFit as error:
-            self._screen.refuse(
-                f"{error}; nothing was sent: /undo takes back the last turn, /reset begins anew"
-            )
         except (InputError, GenerationError) as error:
-            self._screen.refuse(str(error))
+            remedy = "; nothing was sent: /undo takes back the last turn, /reset begins anew"
+            self._screen.refuse(f"{error}{remedy if isinstance(error, DoesNotFit) else ''}")
         finally:
             signal.signal(signal.SIGINT, before)
 
     def _obey(self, text: str) -> None:
-        """Run a /command; where that cannot be done, say why."""
-        name, _, argument = text.removeprefix("/").partition(" ")
-        argument = argument.strip()
-        takes, _, run = self._COMMANDS.get(name.strip(), ("", "", None))
-        try:
-            if run is None:
-                raise ConfigurationError(
-                    f"there is no command {ascii(text.split(maxsplit=1)[0])[:100]}; /help lists them, and // "
-                    "begins a line with a slash"
-                )
-            if not takes and argument:
-                raise ConfigurationError(f"/{name} takes nothing behind it, not {ascii(argument)[:100]}")
-            if takes == "FILE" and not argument:
-                raise ConfigurationError(f"/{name} needs the name of a file")
-            run(self, argument)
-        except (InputError, GenerationError) as error:
-            self._screen.say(str(error))
+        name, _, argument = (part.strip() for part in text.removeprefix("/").partition(" "))
+        takes, _, run = self._COMMANDS.get(name, ("", "", None))
+        if run is None:
+            raise ConfigurationError(
+                f"there is no command {ascii(text.split(maxsplit=1)[0])[:100]}; /help lists them, and // "
+                "begins a line with a slash"
+            )
+        if not takes and argument:
+            raise ConfigurationError(f"/{name} takes nothing behind it, not {ascii(argument)[:100]}")
+        if takes == "FILE" and not argument:
+            raise ConfigurationError(f"/{name} needs the name of a file")
+        run(self, argument)
 
     def _help(self, _: str) -> None:
         rows = [(f"/{name} {takes}".rstrip(), about) for name, (takes, about, _) in self._COMMANDS.items()]
@@ -300,12 +292,12 @@ class ChatLoop:
         self._screen.say("the system turn is set" if text else "there is no system turn", dim=True)
 
     def _model(self, model_id: str) -> None:
-        if not model_id:
+        if model_id:
+            self._screen.passing(f"loading {model_id} …")
+            self.conversation.use(model_id)
+            self._screen.say(f"{self.conversation.model_id} answers from now on", dim=True)
+        else:
             self._screen.say("\n".join(self.conversation.registry.ids()))
-            return
-        self._screen.passing(f"loading {model_id} …")
-        self.conversation.use(model_id)
-        self._screen.say(f"{self.conversation.model_id} answers from now on", dim=True)
 
     def _save(self, name: str) -> None:
         file, transcript = Path(os.path.expanduser(name)), self.conversation.transcript
@@ -318,25 +310,23 @@ class ChatLoop:
         self._screen.say(f"{len(read.messages)} messages read from {file}", dim=True)
 
     def _stats(self, _: str) -> None:
-        """What the turns so far come to, a line each."""
         turns = self._turns
         decoded = [turn for turn in turns if turn.tokens_per_s is not None]
         seconds = sum(turn.seconds for turn in decoded)
-        rounds, accepted = sum(turn.verify_rounds for turn in turns), sum(turn.accepted for turn in turns)
-        read = sum(turn.usage.prompt_tokens for turn in turns)
-        told = [turn.provenance for turn in turns if turn.provenance is not None]
+        rounds = sum(turn.verify_rounds for turn in turns)
         lines = [
             f"model: {self.conversation.model_id}",
             f"answers: {len(turns)}, {sum(turn.usage.completion_tokens for turn in turns)} tokens",
-            f"prompts: {read} tokens, {sum(turn.cached_tokens for turn in turns)} of them cached",
+            f"prompts: {sum(turn.usage.prompt_tokens for turn in turns)} tokens, "
+            f"{sum(turn.cached_tokens for turn in turns)} of them cached",
         ]
         if seconds > 0:
             tokens = sum(turn.usage.completion_tokens - 1 for turn in decoded)
             lines.append(f"decoding: {tokens / seconds:.1f} tok/s")
         if rounds:
-            length = accepted / rounds + 1
+            length = sum(turn.accepted for turn in turns) / rounds + 1
             lines.append(f"drafting: {length:.2f} tokens emitted per verify, {rounds} verifies")
-        if told:
+        if told := [turn.provenance for turn in turns if turn.provenance is not None]:
             why = f" ({told[-1].why_off})" if told[-1].why_off else ""
             lines.append(f"drafter: {told[-1].drafter or 'none'}{why}")
             lines.append(f"keys and values: {told[-1].resident_bytes:,} bytes")

@@ -1,114 +1,28 @@
 """``kakeya_engine eval``: measurements that end in an evidence report and one JSON line."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from engine.cli.evaluate_server import server
 from engine.cli.evaluation_options import (
-    chat_options,
+    EvaluationCall,
     claim_option,
+    common_options,
     haystack_options,
-    journal_options,
     max_tokens_option,
     seed_of,
     seed_option,
     set_options,
-    take_chat,
     take_haystack,
-    take_journal,
 )
-from engine.cli.options import (
-    F,
-    engine_options,
-    option,
-    report_options,
-    take_engine,
-    take_request,
-    with_options,
-)
-from engine.cli.reports import store
-
-
-def common_options(command: F) -> F:
-    """The options that every evaluation of models has."""
-    return with_options(command, chat_options, journal_options, engine_options, report_options)
+from engine.cli.options import option
 
 
 @click.group("eval", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Measure the engine; each command writes one evidence report and ends with one JSON line."""
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What every evaluation takes from its options, removed from ``values``."""
-
-    request: Any
-    options: Any
-    chat: Any
-    journal: Any
-    runtime: Any
-    report_path: Path | None
-    as_json: bool
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> "_Call":
-        as_json, path = values.pop("as_json"), values.pop("report_path")
-        request, options, chat = take_request(values), take_engine(values), take_chat(values)
-        journal = take_journal(values, path)
-        from engine.device import prepare
-
-        return cls(request, options, chat, journal, prepare(), path, as_json)
-
-    def run(
-        self,
-        measure: Callable[..., Any],
-        tables: Sequence[Callable[[dict[str, Any]], None]],
-        more: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
-    ) -> None:
-        """Measure, write the report, delete the journal, show tables, end with the JSON line.
-
-        ``measure`` gets the keywords that all evaluations have; ``more`` adds to the JSON line.
-        """
-        from engine.cli.progress import shown_progress
-        from engine.cli.tables import figures
-
-        try:
-            with shown_progress() as progress:
-                report = measure(progress=progress, request=self.request, journal=self.journal)
-            stored, document = store(report, self.report_path), report.document
-            self.journal.remove()
-            added = {name: figure(document) for name, figure in (more or {}).items()}
-            line = figures(document) | added | {"report": str(stored)}
-            for table in () if self.as_json else tables:
-                table(document)
-            click.echo(json.dumps(line))
-        except BaseException:
-            if self.journal.close():
-                click.echo(
-                    f"kakeya_engine: finished rows are kept in {self.journal.path}; "
-                    "the same command goes on from there",
-                    err=True,
-                )
-            raise
-
-    def run_set(self, measure: Callable[..., Any], switches: Any, *shown: Any) -> None:
-        """The same for an evaluation over a set of prompts."""
-        from engine.config import open_engine
-        from engine.evaluation.prompts import load_prompts
-
-        switches.check()
-        prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
-
-        def measured(**context: Any) -> Any:
-            return measure(open_engine(self.options), prompts, switches, self.runtime, **context)
-
-        self.run(measured, *shown)
 
 
 @command.command("throughput")
@@ -140,7 +54,7 @@ def throughput(**values: Any) -> None:
       kakeya_engine eval throughput --prompts chat --max-tokens 384 --min-stops 0.9 --ignore-stops
       kakeya_engine eval throughput --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
-    call = _Call.of(values)
+    call = EvaluationCall(values)
     from engine.cli.tables import throughput_table
     from engine.evaluation.throughput import Switches, measure_throughput
 
@@ -180,7 +94,7 @@ def recall(**values: Any) -> None:
       kakeya_engine eval recall --chat --thinking off --model ~/models/qwen3-4b
       kakeya_engine eval recall --kv sink-window:4,64 --context 480
     """  # noqa: D301 - click wants the character itself
-    call, asked, seed = _Call.of(values), take_haystack(values), values.pop("seed")
+    call, asked, seed = EvaluationCall(values), take_haystack(values), values.pop("seed")
     from engine.cli.tables import depth_figures, depth_table, recall_table
     from engine.config import open_engine
     from engine.evaluation.haystack import GENERATED, retrieval_prompts
@@ -194,18 +108,16 @@ def recall(**values: Any) -> None:
         beyond = reach(engine.policy)
         haystack = asked.filled(given.prompts, unfit=call.chat.chat or beyond > 0)
         drawn = seed_of(seed, call.request if haystack.wanted else None)
-        switches = replace(given, haystack=haystack, seed=drawn)
-        prompts = retrieval_prompts(
-            switches.prompts,
-            haystack,
-            engine.target.tokenizer,
-            limit=switches.limit,
-            seed=drawn,
-            switches=call.chat,
-            beyond=beyond,
-        )
-        if haystack.wanted:  # also where the shipped set was asked for and does not fit
-            switches = replace(switches, prompts=GENERATED)
+        source: dict[str, Any] = {
+            "limit": given.limit,
+            "seed": drawn,
+            "switches": call.chat,
+            "beyond": beyond,
+        }
+        prompts = retrieval_prompts(given.prompts, haystack, engine.target.tokenizer, **source)
+        # the shipped set may have been asked for and not fit
+        name = GENERATED if haystack.wanted else given.prompts
+        switches = replace(given, haystack=haystack, seed=drawn, prompts=name)
         return measure_recall(engine, prompts, switches, call.runtime, **context)
 
     call.run(measure, [recall_table, depth_table], {"recall_by_depth": depth_figures})
@@ -258,7 +170,7 @@ def kv(**values: Any) -> None:
       kakeya_engine eval kv --policies restored:learned --speed-prompts none --per-depth 8
       kakeya_engine eval kv --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --context 4000
     """  # noqa: D301 - click wants the character itself
-    call, haystack, policies = _Call.of(values), take_haystack(values), values.pop("policies")
+    call, haystack, policies = EvaluationCall(values), take_haystack(values), values.pop("policies")
     seed = seed_of(values.pop("seed"), call.request)
     from engine.cli.tables import depth_figures, depth_table, kv_figures, kv_table
     from engine.evaluation.kv import DEPTHS, POLICIES, KVSwitches, measure_kv, open_shootout, settled
@@ -299,7 +211,7 @@ def quality(**values: Any) -> None:
       kakeya_engine eval quality --kv sink-window:4,1024 --claim identity
       kakeya_engine eval quality --prompts chat --drafter prompt-lookup --json
     """  # noqa: D301 - click wants the character itself
-    call = _Call.of(values)
+    call = EvaluationCall(values)
     from engine.cli.tables import quality_table
     from engine.evaluation.quality import QualitySwitches, matches_by_set, measure_quality
 

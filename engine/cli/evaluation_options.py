@@ -1,15 +1,16 @@
-"""Options that several evaluations share, and what they turn into."""
+"""Options that several evaluations share, what they turn into, and the call that all evaluations are."""
 
 import hashlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import click
 
-from engine.cli.options import F, group, option
-from engine.cli.reports import state_folder
+from engine.cli.options import F, engine_options, group, option, report_options, take_engine, take_request
+from engine.cli.reports import state_folder, store
 from engine.errors import ConfigurationError
 
 CHAT = ("chat", "thinking", "channel_prefix", "system")
@@ -62,6 +63,9 @@ chat_options = group(
 )
 
 
+common_options = group(chat_options, journal_options, engine_options, report_options)
+
+
 def haystack_options(context: str, depths: str, per_depth: str) -> Callable[[F], F]:
     """--context, --depths and --per-depth with these help texts."""
     return group(
@@ -107,28 +111,15 @@ def take_journal(values: dict[str, Any], report: Path | None) -> Any:
     path, resume = values.pop("journal"), values.pop("resume")
     if path is None and report is not None:
         path = report.with_name(f"{report.name}.partial.jsonl")
-    files = {"the journal": path, "--report": report}
-    for name in ("prompts", "speed_prompts"):
+    files = [("the journal", path), ("--report", report)]
+    for option_name, name in (("--prompts", "prompts"), ("--speed-prompts", "speed_prompts")):
         if values.get(name) and Path(values[name]).is_file():
-            files["--" + name.replace("_", "-")] = Path(values[name])
-    for (one, first), (other, second) in combinations(files.items(), 2):
-        if first is not None and second is not None and _is_same_file(first, second):
-            # writing one would destroy the other
+            files.append((option_name, Path(values[name])))
+    for (one, first), (other, second) in combinations([each for each in files if each[1]], 2):
+        is_linked = first.exists() and second.exists() and first.samefile(second)
+        if is_linked or first.resolve() == second.resolve():  # writing one would destroy the other
             raise ConfigurationError(f"{one} {first} and {other} {second} are one file; give them two")
     return Journal(path, state_folder() / "journals", resume)
-
-
-def _is_same_file(first: Path, second: Path) -> bool:
-    if first.resolve() == second.resolve():
-        return True
-    return first.exists() and second.exists() and first.samefile(second)
-
-
-def take_chat(values: dict[str, Any]) -> Any:
-    """`engine.generate.ChatSwitches` from the values of `chat_options`, removed from ``values``."""
-    from engine.generate import ChatSwitches
-
-    return ChatSwitches(**{name: values.pop(name) for name in CHAT})
 
 
 def take_haystack(values: dict[str, Any]) -> Any:
@@ -141,3 +132,62 @@ def take_haystack(values: dict[str, Any]) -> Any:
     except ValueError:
         raise ConfigurationError(f"--depths {given!r} is not a list such as 0,0.5,1") from None
     return Haystack(values.pop("context"), depths, values.pop("per_depth"))
+
+
+class EvaluationCall:
+    """What every evaluation takes from its options, removed from ``values``."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.as_json, self.report_path = values.pop("as_json"), values.pop("report_path")
+        self.request, self.options = take_request(values), take_engine(values)
+        from engine.device import prepare
+        from engine.generate import ChatSwitches
+
+        self.chat = ChatSwitches(**{name: values.pop(name) for name in CHAT})
+        self.journal = take_journal(values, self.report_path)
+        self.runtime = prepare()
+
+    def run(
+        self,
+        measure: Callable[..., Any],
+        tables: Sequence[Callable[[dict[str, Any]], None]],
+        more: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
+    ) -> None:
+        """Measure, write the report, delete the journal, show tables, end with the JSON line.
+
+        ``measure`` gets the keywords that all evaluations have; ``more`` adds to the JSON line.
+        """
+        from engine.cli.progress import shown_progress
+        from engine.cli.tables import figures
+
+        try:
+            with shown_progress() as progress:
+                report = measure(progress=progress, request=self.request, journal=self.journal)
+            stored, document = store(report, self.report_path), report.document
+            self.journal.remove()
+            added = {name: figure(document) for name, figure in (more or {}).items()}
+            line = figures(document) | added | {"report": str(stored)}
+            for table in () if self.as_json else tables:
+                table(document)
+            click.echo(json.dumps(line))
+        except BaseException:
+            if self.journal.close():
+                click.echo(
+                    f"kakeya_engine: finished rows are kept in {self.journal.path}; "
+                    "the same command goes on from there",
+                    err=True,
+                )
+            raise
+
+    def run_set(self, measure: Callable[..., Any], switches: Any, *shown: Any) -> None:
+        """The same for an evaluation over a set of prompts."""
+        from engine.config import open_engine
+        from engine.evaluation.prompts import load_prompts
+
+        switches.check()
+        prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
+
+        def measured(**context: Any) -> Any:
+            return measure(open_engine(self.options), prompts, switches, self.runtime, **context)
+
+        self.run(measured, *shown)

@@ -8,8 +8,13 @@ from typing import Any
 import click
 
 from engine.cli.options import (
+    FILE,
+    PATH,
     binding_options,
     engine_options,
+    flag,
+    json_option,
+    option,
     sampling_options,
     take_engine,
     take_request,
@@ -22,44 +27,33 @@ LARGEST_PROMPT = 100_000_000  # characters of a file
 
 def _report_path(context: click.Context, option: click.Parameter, value: str | None) -> Path | str | None:
     """None without --report, an empty text where it names no file, or the file."""
-    return value and click.Path(dir_okay=False, path_type=Path).convert(value, option, context)
+    return value and FILE.convert(value, option, context)
 
 
 @click.command("generate")
 @click.argument("prompt", required=False)
-@click.option(
-    "--file", "file", type=click.Path(path_type=Path), help="Read the prompt from a file ('-': stdin)."
-)
-@click.option("--chat", is_flag=True, help="Send the prompt as a user's turn through the chat template.")
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Emit at most so many tokens.")
+@option("--file", "Read the prompt from a file ('-': stdin).", type=PATH)
+@flag("--chat", "Send the prompt as a user's turn through the chat template.")
+@option("--max-tokens", "Emit at most so many tokens.", 128)
 @sampling_options
-@click.option("--repetition-penalty", type=float, default=0.0, help="Divide logits of recent tokens by it.")
-@click.option("--presence-penalty", type=float, default=0.0, help="Subtract it from logits of used tokens.")
-@click.option("--frequency-penalty", type=float, default=0.0, help="… once for each use.")
-@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
-@click.option("--text", "text_only", is_flag=True, help="Print nothing but the text.")
+@option("--repetition-penalty", "Divide logits of recent tokens by it.", 0.0, show_default=False)
+@option("--presence-penalty", "Subtract it from logits of used tokens.", 0.0, show_default=False)
+@option("--frequency-penalty", "… once for each use.", 0.0, show_default=False)
+@option("--stop", "End before this text; may be given several times.", multiple=True)
+@flag("--text", "Print nothing but the text.", dest="text_only")
 @engine_options
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line.")
-@click.option(
+@json_option
+@option(
     "--report",
-    "report_path",
+    "Write an evidence report, to PATH or to a new file among the last reports.",
+    dest="report_path",
     is_flag=False,
     flag_value="",
     metavar="[PATH]",
     callback=_report_path,
-    help="Write an evidence report, to PATH or to a new file among the last reports.",
 )
 @binding_options
-def command(
-    *,
-    prompt: str | None,
-    file: Path | None,
-    chat: bool,
-    text_only: bool,
-    as_json: bool,
-    report_path: Any,
-    **values: Any,
-) -> None:
+def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path: Any, **values: Any) -> None:
     """Continue PROMPT; the tokens are those of plain decoding, or distributed like them when sampling.
 
     An evidence report is written with --report, and wherever it is bound to a request. The JSON line says
@@ -75,7 +69,8 @@ def command(
       kakeya_engine generate --file prompt.txt --text > continuation.txt
       kakeya_engine generate --model ~/models/qwen3-4b --drafter none "Once"
     """  # noqa: D301 - click wants the character itself
-    text = _prompt_text(prompt, file)
+    text, text_only = _prompt_text(prompt, file), values.pop("text_only")
+    content = [("user", text)] if values.pop("chat") else text
     if text_only and as_json:
         raise click.UsageError("give either --text or --json")
     request = take_request(values)
@@ -98,7 +93,6 @@ def command(
             "throughput", "generate", engine, switches, runtime, request=request, resumable=False
         )
     target = engine.target
-    content = [("user", text)] if chat else text
     tokens = encode(content, target.tokenizer, target.target.vocab_size, target.context)
     draft_length = engine.new_draft_length(repeatable=switches.seed is not None)
     for step in generate(engine, tokens, switches.max_tokens, switches.options(), draft_length=draft_length):
@@ -109,9 +103,7 @@ def command(
         click.echo()
     if step.outcome is None:
         raise GenerationError("the text did not come to an end")
-    path = None
-    if evaluation is not None:
-        path = store(evaluation.report_row(content, tokens, step.outcome), report_path or None)
+    path = evaluation and store(evaluation.report_row(content, tokens, step.outcome), report_path or None)
     if text_only:
         return
     if not as_json:

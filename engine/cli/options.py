@@ -1,6 +1,7 @@
 """Options several commands share, and what they turn into."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,25 +12,37 @@ from engine.errors import ConfigurationError
 F = TypeVar("F", bound=Callable[..., Any])
 BINDING = ("request_nonce", "workload_sha", "preset_digest", "engine_source")
 PATH = click.Path(path_type=Path)
-
-
-def with_options(command: F, *options: Callable[[F], F]) -> F:
-    """A command with options, shown in this order."""
-    for each in reversed(options):
-        command = each(command)
-    return command
+FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """A decorator that adds options, shown in this order."""
-    return lambda command: with_options(command, *options)
+
+    def add(command: F) -> F:
+        for each in reversed(options):
+            command = each(command)
+        return command
+
+    return add
 
 
-def option(name: str, help_text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
+def option(
+    name: str, help_text: str, default: Any = None, *, dest: str | None = None, **more: Any
+) -> Callable[[F], F]:
     """An option that shows its default, if it has one, and takes the default's type."""
-    return click.option(name, help=help_text, default=default, show_default=default is not None, **more)
+    if default is not None:
+        more = {"default": default, "show_default": True, **more}
+    return click.option(name, *([dest] if dest else []), help=help_text, **more)
 
 
+def flag(name: str, help_text: str, *, dest: str | None = None) -> Callable[[F], F]:
+    """An option without a value."""
+    return option(name, help_text, dest=dest, is_flag=True)
+
+
+dtype_option = option(
+    "--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."
+)
 engine_options = group(
     option("--model", "Folder of the target [default: shipped].", type=PATH),
     option(
@@ -59,11 +72,15 @@ engine_options = group(
         "--projector", "Folder of the projector for restored:learned [default: the shipped one].", type=PATH
     ),
     option("--prefill-chunk", "Prompt tokens a forward.", 2048),
-    option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."),
-    click.option(
-        "--compile/--no-compile", "compiled", default=True, help="Run short blocks as compiled graphs."
+    dtype_option,
+    option(
+        "--compile/--no-compile",
+        "Run short blocks as compiled graphs.",
+        True,
+        dest="compiled",
+        show_default=False,
     ),
-    click.option("--single-graph", is_flag=True, help="Diagnostic: evaluate draft and verify as one graph."),
+    flag("--single-graph", "Diagnostic: evaluate draft and verify as one graph."),
 )
 sampling_options = group(
     option("--temperature", "0 takes the likeliest.", 0.0),
@@ -76,9 +93,9 @@ registry_options = group(
     option("--registry", "Models to offer [default: the shipped file].", type=PATH),
     option("--model", "Offer this folder alone, instead of a registry.", type=PATH),
     option("--drafter", "With --model: what drafts, as generate takes it."),
-    click.option("--kv", "channel", help="With --model: the default KV channel."),
+    option("--kv", "With --model: the default KV channel.", dest="channel"),
     option("--quantize", "With --model: pack the weights, as generate does."),
-    option("--download", "Fetch models that are not here from the hub.", is_flag=True),
+    flag("--download", "Fetch models that are not here from the hub."),
 )
 binding_options = group(
     option("--request-nonce", "Bind the report to a request: its nonce."),
@@ -86,13 +103,14 @@ binding_options = group(
     option("--preset-digest", "… the digest of its preset."),
     option("--engine-source", "… and whose engine runs it.", type=click.Choice(["installed", "workload"])),
 )
+json_option = flag("--json", "Print nothing but one JSON line.", dest="as_json")
 report_options = group(
-    click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line."),
-    click.option(
+    json_option,
+    option(
         "--report",
-        "report_path",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="Write the evidence report here [default: a new file among the last reports].",
+        "Write the evidence report here [default: a new file among the last reports].",
+        dest="report_path",
+        type=FILE,
     ),
     binding_options,
 )
@@ -102,11 +120,7 @@ def take_engine(values: dict[str, Any]) -> Any:
     """Take `engine.config.Options` from the values of `engine_options`, out of ``values``."""
     from engine.config import Options
 
-    names = (
-        "model", "drafter", "block", "prefill_chunk", "dtype", "compiled", "single_graph",
-        "kv", "drafter_kv", "quantize", "projector",
-    )  # fmt: skip
-    return Options(**{name: values.pop(name) for name in names})
+    return Options(**{each.name: values.pop(each.name) for each in fields(Options)})
 
 
 def take_registry(values: dict[str, Any]) -> Any:

@@ -17,15 +17,9 @@ class Output:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._stream, name)
+        if name in {"write", "flush"}:
+            return _told()(found)
         return Output(found) if name == "buffer" else found
-
-    def write(self, content: Any) -> Any:
-        with _told():
-            return self._stream.write(content)
-
-    def flush(self) -> None:
-        with _told():
-            self._stream.flush()
 
 
 @contextmanager
@@ -54,7 +48,7 @@ def guarded_output() -> Iterator[None]:
 
 
 def give_up_output() -> bool:
-    """Flush standard output for the last time; whether that failed. Python does not try again then."""
+    """Flush standard output for the last time; return whether that failed. Python does not try again then."""
     stream: Any = sys.stdout
     try:
         if stream is not None:

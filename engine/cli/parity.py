@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, option, report_options, take_request
+from engine.cli.options import PATH, flag, option, report_options, take_request
 from engine.cli.reports import store
 from engine.errors import EngineError
 
@@ -19,9 +19,7 @@ from engine.errors import EngineError
     type=PATH,
     metavar="DIR",
 )
-@click.option(
-    "--target", is_flag=True, help="Compare verify forwards of the target with single-token forwards."
-)
+@flag("--target", "Compare verify forwards of the target with single-token forwards.")
 @option("--model", "Folder of the target [default: shipped].", type=PATH)
 @option("--prompts", "With --target: a set, or a file.", "all")
 @option("--limit", "… at most so many of each kind.", 2)
@@ -90,7 +88,7 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
         raise EngineError(f"{failed} of {len(document['cases'])} rounds differ from the reference")
 
 
-@click.group("kv", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("kv")
 def kv() -> None:
     """Check the codes that keys and values are kept in."""
 
@@ -103,7 +101,7 @@ def kv() -> None:
     required=True,
     metavar="FILE",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but the JSON line.")
+@flag("--json", "Print nothing but the JSON line.", dest="as_json")
 def codec(golden: Path, as_json: bool) -> None:
     """Compare the lattice code with stored round trips of the codec it was published as.
 

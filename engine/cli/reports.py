@@ -9,16 +9,13 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from engine.evaluation.report import Report
+from typing import Any
 
 KEPT = 200
 
 
-def store(report: "Report", given: Path | None) -> Path:
-    """Write the report whole or not at all, and return its path."""
+def store(report: Any, given: Path | None) -> Path:
+    """Write an `engine.evaluation.report.Report` whole or not at all, and return its path."""
     if given is not None:
         report.write(given)
         return given

@@ -10,55 +10,55 @@ from typing import Any
 
 import click
 
-from engine.cli.options import registry_options, take_registry
+from engine.cli.options import PATH, flag, option, registry_options, take_registry
 from engine.errors import ConfigurationError
 
 KEY_VARIABLE = "KAKEYA_API_KEY"
 MIB = 2**20
 
 
+def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None) -> int | None:
+    """Bytes of a number of MiB."""
+    if mib is None:
+        return None
+    if not math.isfinite(mib):
+        raise ConfigurationError(f"{parameter.opts[0]} must be a number of MiB, not {mib}")
+    return int(mib * MIB)
+
+
 @click.command("serve")
 @registry_options
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address; any but this machine's own needs a key."
+@option("--host", "Address; any but this machine's own needs a key.", "127.0.0.1")
+@option("--port", "0 selects a free one.", 8080)
+@option("--api-key-file", "API keys, one a line.", type=PATH)
+@option(
+    "--allow-host", "A further name of this server, for local proxies.", dest="allowed_hosts", multiple=True
 )
-@click.option("--port", type=int, default=8080, show_default=True, help="0 selects a free one.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="API keys, one a line.")
-@click.option("--allow-host", multiple=True, help="A further name of this server, for local proxies.")
-@click.option(
+@option(
     "--allow-origin",
+    "Let web pages of this origin send requests (CORS); none by default.",
+    dest="allowed_origins",
     multiple=True,
-    help="Let web pages of this origin send requests (CORS); none by default.",
 )
-@click.option("--max-body", type=float, default=1.0, show_default=True, help="MiB of a request.")
-@click.option(
-    "--max-tokens", type=int, default=4096, show_default=True, help="Largest max_tokens of a request."
-)
-@click.option(
-    "--default-tokens", type=int, default=512, show_default=True, help="… where a request does not say."
-)
-@click.option("--parallel", type=int, default=4, show_default=True, help="Requests that take turns.")
-@click.option(
-    "--queue", type=int, default=64, show_default=True, help="Requests that may wait; more are refused."
-)
-@click.option("--models", type=int, default=1, show_default=True, help="Models in memory at once.")
-@click.option(
-    "--cache-sessions", type=int, default=8, show_default=True, help="Conversations kept for their next turn."
-)
-@click.option("--cache-mib", type=float, help="… and at most so many MiB together [default: any].")
-@click.option("--cache-seconds", type=float, default=600.0, show_default=True, help="… and how long.")
-@click.option(
+@option("--max-body", "MiB of a request.", 1.0, callback=_mib)
+@option("--max-tokens", "Largest max_tokens of a request.", 4096)
+@option("--default-tokens", "… where a request does not say.", 512)
+@option("--parallel", "Requests that take turns.", 4)
+@option("--queue", "Requests that may wait; more are refused.", 64)
+@option("--models", "Models in memory at once.", 1)
+@option("--cache-sessions", "Conversations kept for their next turn.", 8)
+@option("--cache-mib", "… and at most so many MiB together [default: any].", type=float, callback=_mib)
+@option("--cache-seconds", "… and how long.", 600.0)
+@option(
     "--allow-kv",
+    "Let requests spell out KV policies, besides the registry's: lattice:e8,8..64@inner:0..4.",
     multiple=True,
     metavar="POLICY",
-    help="Let requests spell out KV policies, besides the registry's: lattice:e8,8..64@inner:0..4.",
 )
-@click.option("--prefill-chunk", type=int, default=512, show_default=True, help="Prompt positions a turn.")
-@click.option(
-    "--grace", type=float, default=30.0, show_default=True, help="Seconds to finish in, when stopped."
-)
-@click.option("--log-content", is_flag=True, help="Write prompts and answers to the log.")
-@click.option("--check", is_flag=True, help="Check the registry's models that are on this machine, and exit.")
+@option("--prefill-chunk", "Prompt positions a turn.", 512)
+@option("--grace", "Seconds to finish in, when stopped.", 30.0, dest="grace_s")
+@flag("--log-content", "Write prompts and answers to the log.")
+@flag("--check", "Check the registry's models that are on this machine, and exit.")
 def command(**values: Any) -> None:
     """Serve OpenAI's chat and text completions, decoded speculatively, under http://HOST:PORT/v1.
 
@@ -83,13 +83,10 @@ def command(**values: Any) -> None:
     from engine.server.serve import ServerSettings, check_registry, serve
     from engine.server.service import RequestLimits
 
+    same = ("host", "port", "allowed_hosts", "allowed_origins", "grace_s", "download", "log_content")
     serving = ServerSettings(
-        host=values["host"],
-        port=values["port"],
         keys=keys,
-        allowed_hosts=values["allow_host"],
-        allowed_origins=values["allow_origin"],
-        largest_body=_bytes("--max-body", values["max_body"]),
+        largest_body=values["max_body"],
         request_limits=RequestLimits(
             values["max_tokens"], values["default_tokens"], values["parallel"] + values["queue"]
         ),
@@ -97,13 +94,11 @@ def command(**values: Any) -> None:
             parallel=values["parallel"],
             models=values["models"],
             sessions=values["cache_sessions"],
-            session_bytes=None if values["cache_mib"] is None else _bytes("--cache-mib", values["cache_mib"]),
+            session_bytes=values["cache_mib"],
             session_s=values["cache_seconds"],
             chunk=values["prefill_chunk"],
         ),
-        grace_s=values["grace"],
-        download=values["download"],
-        log_content=values["log_content"],
+        **{name: values[name] for name in same},
     )
     serving.check()
     registry = take_registry(values)
@@ -124,12 +119,6 @@ def command(**values: Any) -> None:
         click.echo(json.dumps({"url": url, "port": port, "models": registry.ids()}))
 
     serve(registry, serving, ready)
-
-
-def _bytes(flag: str, mib: float) -> int:
-    if not math.isfinite(mib):
-        raise ConfigurationError(f"{flag} must be a number of MiB, not {mib}")
-    return int(mib * MIB)
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

@@ -59,8 +59,8 @@ def _line(text: str) -> None:
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _cell(value: Any, form: str = "") -> str:
-    return "-" if value is None else format(value, form)
+def _cell(value: Any, form: str = "", missing: str = "-") -> str:
+    return missing if value is None else format(value, form)
 
 
 def _cells(row: Document, columns: Iterable[str]) -> list[str]:
@@ -112,13 +112,9 @@ def _identical(row: Document) -> str:
 
 def recall_table(document: Document) -> None:
     """Recall of each arm."""
+    arms = document["summary"]["arms"]
     rows = (
-        [
-            arm["name"],
-            arm["role"],
-            *_cells(document["summary"]["arms"][arm["name"]], ("recall:.3f", "samples")),
-        ]
-        for arm in document["arms"]
+        _cells(arm | arms[arm["name"]], ("name", "role", "recall:.3f", "samples")) for arm in document["arms"]
     )
     _print("recall", ("<arm", "<role", "recall", "samples"), rows)
     for row in document["summary"]["comparisons"]:
@@ -206,10 +202,8 @@ def parity_table(document: Document) -> None:
     """A line for every round."""
 
     def cells(row: Document) -> list[str]:
-        differences = [
-            "-" if name not in row else "not finite" if row[name] is None else f"{row[name]:.2e}"
-            for name in ("hidden_max_abs", "logits_max_abs")
-        ]
+        names = ("hidden_max_abs", "logits_max_abs")
+        differences = [_cell(row[name], ".2e", "not finite") if name in row else "-" for name in names]
         compared = [value for value in (row["path_equal"], row.get("tokens_equal")) if value is not None]
         path = ("equal" if all(compared) else "DIFFERS") if compared else "-"
         agreement, passed = f"{row['argmax_agreement']:.4f}", "yes" if row["passed"] else "NO"
@@ -227,12 +221,11 @@ def codec_table(document: Document) -> None:
     """A line for every entry of a lattice comparison."""
     rows = [
         [
-            entry["name"],
-            f"{entry['vectors']:,}",
+            *_cells(entry, ("name", "vectors:,")),
             f"{100 * entry['blocks_identical']:.3f} %",
             *_cells(entry, CODEC.values()),
-            "not finite" if entry["mse_ratio"] is None else f"{entry['mse_ratio']:.6f}",
-            f"{entry['max_abs_difference']:.2e}",
+            _cell(entry["mse_ratio"], ".6f", "not finite"),
+            _cell(entry["max_abs_difference"], ".2e"),
             "yes" if entry["passed"] else "NO",
         ]
         for entry in document["entries"]
@@ -270,6 +263,13 @@ def probe_table(document: Document, hint: str | None) -> None:
         _line(hint)
 
 
+def projector_table(held_out: dict[str, dict[str, float]], title: str) -> None:
+    """Print a projector's held-out figures, a column for each stage of the training."""
+    stages = list(held_out.values())
+    rows = [[name.replace("_", " "), *(f"{stage[name]:.4f}" for stage in stages)] for name in stages[0]]
+    _print(title, ["<", *held_out], rows)
+
+
 def verification_table(document: Document) -> None:
     """Rows the models were run for, then what was found."""
     rows, draw, report = document["rows"], document["draw"], document["report"]
@@ -293,7 +293,6 @@ def verification_table(document: Document) -> None:
 
 
 def _verified(row: Document) -> list[str]:
-    """The cells of a replayed row."""
     rounds = row["rounds"]
     cells = _cells(row["tokens"], ("checked", "largest_gap:.2g", "allowed:.2g"))
     accepted = f"{rounds['accepted']} of {rounds['claimed_accepted']}"

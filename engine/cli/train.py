@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, option
+from engine.cli.options import PATH, dtype_option, flag, option
 from engine.errors import ConfigurationError
 
 
-@click.group("train", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("train")
 def command() -> None:
     """Train what belongs to a target; each command writes a model folder and ends with one JSON line."""
 
@@ -18,9 +18,7 @@ def command() -> None:
 @command.command("projector")
 @option("--model", "Folder of the target [default: shipped].", type=PATH)
 @option(
-    "--drafter",
-    "Folder of its DFlash drafter [default: the shipped one for the shipped target].",
-    type=PATH,
+    "--drafter", "Folder of its DFlash drafter [default: the shipped one for the shipped target].", type=PATH
 )
 @option("--out", "Folder to write.", type=PATH, required=True, metavar="FOLDER")
 @option("--layers", "Layers to restore, as behind --kv …@.", "full")
@@ -32,8 +30,8 @@ def command() -> None:
 @option("--length", "Tokens of a text.", 512)
 @option("--texts-file", "Your own texts: plain, or .jsonl [default: generated].", metavar="FILE")
 @option("--seed", "Of the texts.", 0)
-@option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal].")
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but the JSON line.")
+@dtype_option
+@flag("--json", "Print nothing but the JSON line.", dest="as_json")
 def projector(
     *, model: Path | None, drafter: Path | None, out: Path, dtype: str | None, as_json: bool, **values: Any
 ) -> None:
@@ -72,18 +70,7 @@ def projector(
             target, drafter or SHIPPED_DRAFTER, out, switches, dtype=dtype, progress=progress
         )
     if not as_json:
-        _table(figures["held_out"], "held-out texts" if switches.texts_file else "held-out words")
+        from engine.cli.tables import projector_table
+
+        projector_table(figures["held_out"], "held-out texts" if switches.texts_file else "held-out words")
     click.echo(json.dumps({"projector": str(out), **figures}))
-
-
-def _table(held_out: dict[str, dict[str, float]], title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for stage in held_out:
-        table.add_column(stage, justify="right")
-    for name in next(iter(held_out.values())):
-        table.add_row(name.replace("_", " "), *(f"{figures[name]:.4f}" for figures in held_out.values()))
-    Console().print(table)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, binding_options, option, take_request
+from engine.cli.options import FILE, PATH, binding_options, flag, option, take_request
 from engine.errors import EngineError
 
 SHOWN = 20
@@ -16,17 +16,19 @@ SHOWN = 20
 @click.argument("report", type=PATH)
 @option("--sample", "Rows to draw.", 6, type=click.IntRange(1))
 @option(
-    "--seed", "Repeat a draw [default: from the system's random numbers].", type=click.IntRange(0, 2**63 - 1)
+    "--seed",
+    "Repeat a draw [default: from the system's random numbers].",
+    type=click.IntRange(0, 2**63 - 1),
 )
 @option("--model", "Folder of the target [default: found by the report's digest].", type=PATH)
 @option("--drafter", "… of the drafter.", type=PATH)
 @option("--projector", "… of the projector.", type=PATH)
-@click.option(
+@option(
     "--among",
+    "Look here, too, for a model of any role (several times).",
     type=PATH,
     multiple=True,
     metavar="FOLDER",
-    help="Look here, too, for a model of any role (several times).",
 )
 @option(
     "--prompts",
@@ -34,8 +36,8 @@ SHOWN = 20
     type=PATH,
     metavar="FILE",
 )
-@option("--record", "Write the record here.", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but the record, as one JSON line.")
+@option("--record", "Write the record here.", type=FILE, metavar="FILE")
+@flag("--json", "Print nothing but the record, as one JSON line.", dest="as_json")
 @binding_options
 def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> None:
     """Replay REPORT: draw rows, run the models over them, and compare.

@@ -3,10 +3,8 @@
     feed the committed tokens it has not seen and the bonus   one forward; its last row gives d1
     feed d1, d2 … d(n-1), one by one                          n - 1 forwards; each gives the next draft
 
-All of it is one graph. Its caches are moved by a transaction of their own, so that rejected drafts leave no
-trace, whatever layers the model has. Nothing is fed before the first draft is asked for: a sequence that is
-decoded plainly costs the drafter nothing. Each draft costs a forward, so only a model much smaller than the
-target can pay.
+All of it is one graph, on caches with a transaction of their own. Nothing is fed before the first draft is
+asked for: a sequence that is decoded plainly costs the drafter nothing.
 """
 
 from collections.abc import Sequence
@@ -28,9 +26,8 @@ UNSEEN = 32  # unseen tokens that enter with the bonus instead
 
 
 class Autoregressive(TextDrafter):
-    """Drafts token by token with an mlx-lm model that shares the target's vocabulary."""
-
     name = "autoregressive"
+    _fed: int  # observed tokens that were fed for good
 
     def __init__(self, model: Target, block_size: int = 8, policy: KVPolicy = NATIVE) -> None:
         """Draft with ``model``, blocks of up to twice ``block_size``; ``policy`` is of its own caches."""
@@ -44,15 +41,12 @@ class Autoregressive(TextDrafter):
         self.start()
 
     def bind(self, target: Target) -> None:
-        """See `Drafter.bind`: both models must have the same vocabulary."""
         refuse_mismatch("vocabulary", self._model.vocab_size, target.vocab_size)
 
     def twin(self) -> "Autoregressive":
-        """See `Drafter.twin`."""
         return Autoregressive(self._model, self.block_size, self._policy)
 
     def start(self) -> None:
-        """Forget the sequence."""
         self._tokens: list[int] = []  # observed
         self._drafts: mx.array | None = None  # last proposal [n], while its transaction is open …
         self._bonus = -1  # … the bonus before it …
@@ -60,7 +54,6 @@ class Autoregressive(TextDrafter):
         self._forget_caches()
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        """Keep of the last proposal what was confirmed, and note the tokens."""
         if self._drafts is not None:
             self._settle(self._drafts, tokens)
         super().observe(tokens, taps)
@@ -101,7 +94,6 @@ class Autoregressive(TextDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the model's caches."""
         return resident(self._transaction.caches)[1]
 
     def _forward(self, tokens: mx.array) -> mx.array:
@@ -111,7 +103,8 @@ class Autoregressive(TextDrafter):
 
     def _catch_up(self) -> list[int]:
         """Feed what was observed without a proposal; the few tokens to be fed with the bonus remain."""
-        while len(unseen := self._unseen()) > UNSEEN:
+        # Unseen by the caches: never fed, or uncached by the transaction.
+        while len(unseen := self._tokens[self._fed - self._transaction.uncached :]) > UNSEEN:
             part = unseen[:CHUNK]
             self._forward(mx.array([part], mx.int32))
             launch([cache.state for cache in self._transaction.caches])
@@ -119,12 +112,7 @@ class Autoregressive(TextDrafter):
             self._fed = len(self._tokens) - len(unseen) + len(part)
         return unseen
 
-    def _unseen(self) -> list[int]:
-        """Observed tokens that the caches do not hold: never fed, or carried by the transaction."""
-        return self._tokens[self._fed - self._transaction.carried :]
-
     def _settle(self, drafts: mx.array, tokens: Sequence[int]) -> None:
-        """Keep the positions of the open transaction whose tokens were committed, drop the others."""
         # Where more than the bonus is committed, the drafts were verified, so they are known by now.
         guessed = read_tokens(drafts)[:-1] if len(tokens) > 1 else []
         same = 0
@@ -137,14 +125,13 @@ class Autoregressive(TextDrafter):
         self._drafts = None
 
     def _abandon(self) -> None:
-        """Undo a proposal where nothing of it was committed."""
         self._transaction.abort()
         self._drafts = None
 
     def _forget_caches(self) -> None:
         self._transaction.close()
         self._transaction = self._new_transaction()
-        self._fed = 0  # observed tokens that were fed for good
+        self._fed = 0
 
     def _new_transaction(self) -> Transaction:
         caches = new_caches(self._model.model, UNSEEN + 2 * self.block_size, self._policy)

@@ -13,15 +13,10 @@ from engine.target.model import Target
 
 @dataclass(frozen=True)
 class Draft:
-    """Drafted tokens, and what they were drawn from.
+    """Drafted tokens, and the distributions they were drawn from."""
 
-    Attributes:
-        tokens: int32 [n], not evaluated yet; n may be less than was asked for, also 0.
-        q: float32 [n, V]; token i was drawn from q[i], given the drafts before it. None: the tokens were
-            chosen, not drawn, and each counts as certain.
-    """
-
-    tokens: mx.array
+    tokens: mx.array  # int32 [n], not evaluated yet; n may be less than was asked for, also 0
+    # float32 [n, V]; token i was drawn from q[i], given those before. None: chosen, counts as certain.
     q: mx.array | None = None
 
     def __len__(self) -> int:
@@ -69,11 +64,11 @@ class Drafter(Protocol):
     def rewind(self, count: int) -> bool:
         """Forget the last ``count`` observed tokens; False where it cannot, and then nothing is forgotten."""
 
-    def mark(self) -> Callable[[], None]:
+    def mark(self) -> Callable[[], object]:
         """Note the present state; what is returned brings it back, as often as it is called."""
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
-        """Draft at most ``count`` tokens, at least 1, after ``bonus``, the one token not yet committed.
+        """Draft at most ``count`` ≥ 1 tokens after ``bonus``, the one token not yet committed.
 
         A sampler draws the drafts; without one they are the likeliest.
         """
@@ -86,31 +81,20 @@ class TextDrafter:
     _tokens: Any  # a list or an array of those observed, or what works like one
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - it needs none
-        """See `Drafter.observe`."""
         self._tokens.extend(tokens)
 
     def rewind(self, count: int) -> bool:
-        """See `Drafter.rewind`; it can wherever there are so many."""
         length = len(self._tokens)
         if count <= length:
             del self._tokens[length - count :]
         return count <= length
 
-    def mark(self) -> Callable[[], None]:
-        """See `Drafter.mark`."""
+    def mark(self) -> Callable[[], object]:
         length = len(self._tokens)
-
-        def back() -> None:
-            self.rewind(len(self._tokens) - length)
-
-        return back
+        return lambda: self.rewind(len(self._tokens) - length)
 
 
 def refuse_mismatch(what: str, drafter: int | None, target: int) -> None:
-    """Raise DrafterMismatchError where a property of the drafter's target differs from the target's.
-
-    None on the drafter's side: unknown, not compared.
-    """
     if drafter is not None and drafter != target:
         raise DrafterMismatchError(
             f"this drafter is for another target: {what} {drafter} in the drafter, {target} in the target"

@@ -20,12 +20,9 @@ from engine.target.model import Target
 
 
 class BlockDrafter:
-    """Drafts a block in one forward of a DFlash or DFlash 2 network."""
-
     absorb_at = 512  # waiting rows that enter without a draft
 
     def __init__(self, network: DFlash, policy: KVPolicy = NATIVE) -> None:
-        """Draft with ``network``, whose own keys and values ``policy`` says how to keep."""
         config = network.config
         self.network, self.name, self._policy = network, config.kind, policy
         self.tap_layers, self.block_size = config.target_layer_ids, config.block_size
@@ -49,19 +46,16 @@ class BlockDrafter:
         self._target = target
 
     def twin(self) -> "BlockDrafter":
-        """See `Drafter.twin`."""
         other = BlockDrafter(self.network, self._policy)
         other._target = self._target
         return other
 
     def start(self) -> None:
-        """Forget the sequence."""
         self._context = Context(self.network.config, self._policy)
         self._waiting: list[mx.array] = []
         self._waits = 0  # rows in there
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        """See `Drafter.observe`; the network reads the layers' outputs alone."""
         if taps is None or taps.shape[1] != len(tokens):
             raise ValueError("a DFlash drafter needs the taps of every committed position")
         self._waiting.append(taps)
@@ -82,7 +76,6 @@ class BlockDrafter:
         return True
 
     def mark(self) -> Callable[[], None]:
-        """See `Drafter.mark`."""
         context, waiting, waits = self._context.mark(), list(self._waiting), self._waits
 
         def back() -> None:
@@ -124,7 +117,6 @@ class BlockDrafter:
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the drafter's own keys and values."""
         return self._context.nbytes
 
 
@@ -137,8 +129,7 @@ def likeliest_path(candidates: Candidates) -> Draft:
 def drawn_path(candidates: Candidates, sampler: Sampler, vocabulary: int) -> Draft:
     """Each candidate drawn given the one before, q [n, vocabulary] being zero outside the candidates.
 
-    What follows a candidate depends on the candidate alone, so the step behind every candidate is drawn at
-    once. Draws behind candidates that are not chosen are independent of the others and not used.
+    The step behind every candidate, chosen or not, is drawn at once: it depends on that candidate alone.
     """
     tokens, scores = candidates
     n, k, _ = scores.shape

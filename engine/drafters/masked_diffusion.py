@@ -4,12 +4,11 @@
     for each of `steps` forwards over context + block, every row seeing every row:
         guess all that is still masked; fill in the guesses that are surest; never mask them again
 
-The drafts are chosen, not drawn, also when sampling: rejection goes from left to right and needs the
-probability of each draft given those *before* it. A network that fills tokens in any order, each given some
-to its right, does not have that probability, so drawing from its marginals would not give q.
+The drafts are chosen, not drawn, also when sampling: rejection needs the probability of each draft given
+those *before* it, which a network that fills tokens in any order does not have.
 
-Nothing is kept between rounds: a filled token changes what every row sees, so there are no keys and values to
-reuse. To bound the cost of a round, the network sees the last ``context`` tokens only.
+Nothing is kept between rounds, as a filled token changes what every row sees. To bound the cost of a round,
+the network sees the last ``context`` tokens only.
 
 The folder's config.json may say how many masks, forwards and tokens of context (``draft_block_size``,
 ``draft_steps``, ``draft_context``); the spec overrules it: ``masked-diffusion:FOLDER?steps=2``.
@@ -35,8 +34,6 @@ SETTINGS = {"block": ("block_size", 2, 512), "steps": ("steps", 1, 512), "contex
 
 
 class MaskedDiffusion(TextDrafter):
-    """Drafts a block by unmasking it in a few bidirectional forwards."""
-
     name = "masked-diffusion"
     _tokens: "array[int]"
 
@@ -49,15 +46,7 @@ class MaskedDiffusion(TextDrafter):
         steps: int = 2,
         context: int = 256,
     ) -> None:
-        """Draft with ``network``.
-
-        Args:
-            network: the model.
-            mask_token_id: the token for an unknown one.
-            block_size: of a block by default, the bonus token included.
-            steps: forwards per block, at most one for each mask.
-            context: committed tokens the network sees, the bonus included.
-        """
+        """Fill a block in ``steps`` forwards over ``context`` tokens, the bonus included like in a block."""
         if block_size < 2 or steps < 1 or context < 1:
             raise ConfigurationError(
                 f"block_size {block_size}, steps {steps} and context {context} of a masked-diffusion drafter "
@@ -69,7 +58,6 @@ class MaskedDiffusion(TextDrafter):
         self.start()
 
     def bind(self, target: Target) -> None:
-        """See `Drafter.bind`: both models must have the same vocabulary, with the mask in it."""
         size = self.network.args.vocab_size
         refuse_mismatch("vocabulary", size, target.vocab_size)
         if not 0 <= self.mask_token_id < size:
@@ -78,16 +66,13 @@ class MaskedDiffusion(TextDrafter):
             )
 
     def twin(self) -> "MaskedDiffusion":
-        """See `Drafter.twin`."""
         sizes = {"block_size": self.block_size, "steps": self.steps, "context": self.context}
         return MaskedDiffusion(self.network, self.mask_token_id, **sizes)
 
     def start(self) -> None:
-        """Forget the sequence."""
         self._tokens = array("i")
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
-        """Fill ``count`` masks behind the bonus; the drafts are chosen, not drawn, also for a ``sampler``."""
         text = [*self._tokens[max(0, len(self._tokens) + 1 - self.context) :], bonus]
         return Draft(self._fill(mx.array(text, mx.int32), count))
 
@@ -110,7 +95,6 @@ class MaskedDiffusion(TextDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes: the tokens, 4 each."""
         return getsizeof(self._tokens)
 
 

@@ -7,8 +7,6 @@ so a period is followed for as long as asked.
 Measured on the shipped prompts with the shipped target's greedy output (192 tokens each): the most recent of
 the longest matches is confirmed more often than the first, the most frequent or a vote; and a suffix of L
 tokens earns a block of at most 4·L, since a longer one is rejected more often than it pays.
-
-Nothing runs on the device. Not covered: matches across sequences, and tokens that are alike but not equal.
 """
 
 from array import array
@@ -33,13 +31,11 @@ REACH = 4  # block tokens, the bonus included, that one matched token is trusted
 class TokenIndex:
     """Where each n-gram of a growing text occurred: hash chains as in LZ77 compressors.
 
-    Place e of a text is the position behind its e-th token. For each n, a table maps the hash of an n-gram to
-    the most recent place an n-gram of that hash ended at, and each place to the one before it. Adding and
-    removing a token is O(1), and a look-up compares a bounded number of tokens, whatever the text is like.
+    Place e is the position behind the e-th token. For each n, a table maps the hash of an n-gram to the last
+    place one ended at, and each place to the one before. Adding and removing a token is O(1).
     """
 
     def __init__(self, shortest: int) -> None:
-        """Start an empty text; matches of fewer than ``shortest`` tokens are not looked for."""
         self.grams = tuple(sorted({shortest, *(n for n in GRAMS if n > shortest)}))
         self._tokens = array("i")
         self._latest = [array("i", [0]) * SLOTS for _ in self.grams]  # by hash; 0: nowhere
@@ -49,7 +45,6 @@ class TokenIndex:
         return len(self._tokens)
 
     def append(self, token: int) -> None:
-        """Lengthen the text by a token."""
         self._tokens.append(token)
         place = len(self._tokens)
         for n, latest, before in zip(self.grams, self._latest, self._before, strict=True):
@@ -70,13 +65,10 @@ class TokenIndex:
         self._tokens.pop()
 
     def find(self, last: int) -> tuple[int, int]:
-        """The longest suffix of the text and a ``last`` token behind it that occurred before.
+        """Where the longest suffix of the text and a ``last`` token ended before, and its length, 0 for none.
 
-        Exact for suffixes whose longest indexed gram has occurred at no more than `LOOK_AT` places; otherwise
-        the longest among the most recent ones. Suffixes of more than `LONGEST` tokens count as equal.
-
-        Returns:
-            The place its most recent occurrence ended at, and its length; length 0 if there is none.
+        Of a gram that occurred at more than `LOOK_AT` places the most recent ones are compared, and suffixes
+        of more than `LONGEST` tokens count as equal.
         """
         text = self._tokens[-LONGEST:]
         text.append(last)
@@ -122,8 +114,6 @@ def _slot(gram: "array[int]") -> int:
 
 
 class PromptLookup(TextDrafter):
-    """Proposes what followed the last time; nothing where the text is new."""
-
     name = "prompt-lookup"
     _tokens: TokenIndex
     block_size = 8
@@ -131,7 +121,6 @@ class PromptLookup(TextDrafter):
     default_shortest = 1
 
     def __init__(self, shortest: int = default_shortest) -> None:
-        """Draft only where at least ``shortest`` tokens match, 1 to `LONGEST`."""
         if not 1 <= shortest <= LONGEST:
             raise ConfigurationError(
                 f"the shortest match of prompt-lookup must be 1 to {LONGEST}, not {shortest}"
@@ -143,20 +132,16 @@ class PromptLookup(TextDrafter):
         """Any target will do: its own text is all that is read."""
 
     def twin(self) -> "PromptLookup":
-        """See `Drafter.twin`."""
         return PromptLookup(self.shortest)
 
     def start(self) -> None:
-        """Forget the sequence."""
         self._tokens = TokenIndex(self.shortest)
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - it needs none
-        """Lengthen the text."""
         for token in tokens:
             self._tokens.append(token)
 
     def rewind(self, count: int) -> bool:
-        """Shorten the text; False where it is shorter than that."""
         if count > len(self._tokens):
             return False
         for _ in range(count):
@@ -177,5 +162,4 @@ class PromptLookup(TextDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the index."""
         return self._tokens.nbytes

@@ -26,7 +26,7 @@ from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.networks.mdlm import classes, is_masked_diffusion, mask_token
+from engine.networks.mdlm import CLASSES, MODEL_TYPES, classes, mask_token
 from engine.target.attention import refuse_policy
 from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
@@ -64,15 +64,12 @@ def drafter_policy(text: str) -> KVPolicy:
 
 
 def split_policy(spec: str, policy: KVPolicy = NATIVE) -> tuple[str, KVPolicy]:
-    """A drafter's text without ``?kv=POLICY``, and that policy, or the one given."""
     rest, mark, text = spec.partition(POLICY_MARK)
     return (rest, drafter_policy(text)) if mark else (spec, policy)
 
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """What a ``--drafter`` text says."""
-
     kind: str
     argument: str  # a folder, perhaps with settings, or a number
     policy: KVPolicy  # of its own keys and values
@@ -80,12 +77,7 @@ class DrafterSpec:
 
 
 def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
-    """Read a ``--drafter`` text, and the kind of the folder it names.
-
-    Raises:
-        ConfigurationError: the text does not name a drafter.
-        ModelError: there is no such folder, or it holds no drafter.
-    """
+    """Read a ``--drafter`` text; ConfigurationError or, for the folder it names, ModelError."""
     spec, policy = split_policy(spec, policy)
     rest = spec
     while rest.startswith(WITH_LOOKUP):
@@ -122,11 +114,10 @@ def open_drafter(
         spec: the text.
         target: the model to draft for.
         dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
-        policy: how the drafter keeps its own keys and values, where the text does not say.
+        policy: of the drafter's own keys and values, where the text does not say.
 
     Raises:
-        ConfigurationError: the text does not name a drafter, or its value does not make sense.
-        ModelError: the folder cannot be used.
+        ConfigurationError, ModelError: see `read_spec`.
         DrafterMismatchError: the drafter was made for another target; the message names both sides.
     """
     asked = read_spec(spec, policy)
@@ -135,7 +126,6 @@ def open_drafter(
 
 
 def kind_of(folder: Path) -> str:
-    """The kind of drafter a folder holds, from its ``config.json``."""
     require_folder(folder)
     config = read_json(folder / "config.json")
     for kind, holds in SIGNS.items():
@@ -205,10 +195,7 @@ def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str |
 
 
 def refuse_other_tokens(drafter: Any, target: Any) -> None:
-    """Raise DrafterMismatchError where an id that both tokenizers know is another text in each.
-
-    Either may know more ids, as a mask or special tokens are added to one of them.
-    """
+    """Raise DrafterMismatchError where an id differs that both know: masks may be added to one of them."""
     ours, theirs = ({number: text for text, number in side.get_vocab().items()} for side in (drafter, target))
     differing = sorted(number for number in ours.keys() & theirs.keys() if ours[number] != theirs[number])
     if differing:
@@ -225,24 +212,27 @@ def _architecture(config: Mapping[str, Any], name: str) -> bool:
 
 
 KINDS: dict[str, DrafterKind] = {
-    name: DrafterKind(text, opener)
-    for name, text, opener in (
-        ("dflash", "a DFlash network: a block in one forward, from the target's hidden states", _open_block),
-        ("dflash2", "a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
-        ("prompt-lookup", "no model: what followed the last time the text ended so", _open_prompt_lookup),
-        ("autoregressive", "a small model with the target's tokenizer, token by token", _open_autoregressive),
-        (
-            "masked-diffusion",
-            "a masked diffusion model with the target's tokenizer, surest token first",
-            _open_masked_diffusion,
-        ),
-    )
+    "dflash": DrafterKind(
+        "a DFlash network: a block in one forward, from the target's hidden states", _open_block
+    ),
+    "dflash2": DrafterKind("a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
+    "prompt-lookup": DrafterKind(
+        "no model: what followed the last time the text ended so", _open_prompt_lookup
+    ),
+    "autoregressive": DrafterKind(
+        "a small model with the target's tokenizer, token by token", _open_autoregressive
+    ),
+    "masked-diffusion": DrafterKind(
+        "a masked diffusion model with the target's tokenizer, surest token first", _open_masked_diffusion
+    ),
 }
 
 # How the config.json of a folder gives its kind away; the first that holds.
 SIGNS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "dflash2": lambda config: _architecture(config, "DFlash2DraftModel"),
     "dflash": lambda config: _architecture(config, "DFlashDraftModel") or "dflash_config" in config,
-    "masked-diffusion": is_masked_diffusion,
+    "masked-diffusion": lambda config: (
+        config.get("model_type") in MODEL_TYPES or any(_architecture(config, name) for name in CLASSES)
+    ),
     "autoregressive": lambda config: "model_type" in config,
 }

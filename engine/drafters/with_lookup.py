@@ -1,12 +1,8 @@
 """Prompt lookup next to another drafter: each round the one whose drafts did better in this text.
 
-A look-up costs nothing compared with a forward of a network, so it may be confirmed a little less. How much a
-match is worth depends on its length and on the text. Look-ups are tried in every round that is drafted, also
-where the other drafter is asked, and how much of them comes true is counted as the text goes on. The other's
-score fades while it is not asked, so that it gets another chance.
-
-Nothing is remembered from one continuation to the next: the choice depends on the text and on where its
-rounds began.
+A look-up costs no forward, so it may be confirmed a little less. It is tried in every round, also where the
+other drafter is asked, and how much comes true is counted by the length of the match. The other's score fades
+while it is not asked, so that it gets another chance. Scores begin again with each continuation.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,26 +30,21 @@ class DraftScore:
         self._believed, self._confirmed, self._trials = believed, 0.0, 0.0
 
     def add(self, confirmed: int) -> None:
-        """One more trial."""
         self.fade(FORGET)
         self._confirmed += confirmed
         self._trials += 1
 
     def fade(self, kept: float) -> None:
-        """Go back towards the belief."""
         self._confirmed *= kept
         self._trials *= kept
 
     @property
     def tokens(self) -> float:
-        """Tokens that a round with such drafts is expected to emit."""
         return 1 + (self._confirmed + TRUST * self._believed) / (self._trials + TRUST)
 
 
 @dataclass
 class _Guess:
-    """Looked-up drafts on trial."""
-
     score: DraftScore  # where the outcome belongs
     tokens: list[int]  # the bonus token and the drafts
     seen: int = 0  # how many of them the text has confirmed
@@ -70,10 +61,7 @@ class _Guess:
 
 
 class WithLookup:
-    """Two drafters, told of the same tokens."""
-
     def __init__(self, other: Drafter) -> None:
-        """Look up, or ask ``other``."""
         self._lookup, self._other = PromptLookup(), other
         self.name = f"{self._lookup.name}+{other.name}"
         self.tap_layers, self.block_size = other.tap_layers, other.block_size
@@ -87,21 +75,17 @@ class WithLookup:
         self._asked = False  # the other, for the round on its way
 
     def bind(self, target: Target) -> None:
-        """Bind the other drafter."""
         self._other.bind(target)
 
     def twin(self) -> "WithLookup":
-        """See `Drafter.twin`."""
         return WithLookup(self._other.twin())
 
     def start(self) -> None:
-        """Forget the sequence."""
         self._lookup.start()
         self._other.start()
         self._forget()
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        """Tell both, and count how the drafts did."""
         self._lookup.observe(tokens, None)
         self._other.observe(tokens, taps)
         if self._asked:
@@ -111,14 +95,12 @@ class WithLookup:
             self._guesses = [guess for guess in self._guesses if guess.open_after(token)]
 
     def rewind(self, count: int) -> bool:
-        """Both forget, or neither; how the drafts did is forgotten too."""
         if not (self._other.rewind(count) and self._lookup.rewind(count)):
             return False
         self._forget()
         return True
 
     def mark(self) -> Callable[[], None]:
-        """Of both; how the drafts did is forgotten on the way back."""
         lookup, other = self._lookup.mark(), self._other.mark()
 
         def back() -> None:
@@ -143,10 +125,8 @@ class WithLookup:
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of both."""
         return self._lookup.nbytes + self._other.nbytes
 
     @property
     def forwards(self) -> int:
-        """Forwards of the other drafter's network."""
         return self._other.forwards

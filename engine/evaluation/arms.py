@@ -88,9 +88,8 @@ def speculate_together(
     """Decoding by our loop, greedily, all prompts in one batch.
 
     Times are shares that add up to what passed: ``prefill_s`` is the prompt's own computation; a round's
-    seconds, and those between rounds, are divided among the sequences that took part. They do not say how
-    long one of them would take alone. Resident bytes are the merged caches' bytes divided by the sequences
-    in them when this one ended. Nothing is compiled but the ends of prompts.
+    seconds, and those between rounds, are divided among the sequences that took part. Resident bytes are
+    the merged caches' bytes divided by the sequences in them when this one ended.
     """
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
     requests = [

@@ -12,7 +12,7 @@ import platform
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,7 +42,6 @@ from evidence_format.model import CacheLayer, Model, OtherLoad
 from evidence_format.weights import source_digest
 
 PACKAGE = Path(__file__).resolve().parent.parent
-SWAP_COUNTERS = ("pswpin", "pswpout")
 MOST_SWAPPED = 64 * 2**20  # bytes in an evaluation; any process's page counts, and a few are always swapped
 # notifyutil's number of com.apple.system.thermalpressurelevel, from OSThermalNotification.h
 PRESSURES = {0: "nominal", 1: "fair", 2: "serious", 3: "critical", 4: "critical"}
@@ -114,10 +113,7 @@ def _chip() -> str:
     """The processor's name, by the same source as the runner's: sysctl on a Mac, /proc/cpuinfo on Linux."""
     if sys.platform == "darwin":
         return sysctl("machdep.cpu.brand_string") or platform.machine()
-    try:
-        found = re.search(r"^model name.*?: *(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
+    found = re.search(r"^model name.*?: *(.*)$", content(Path("/proc/cpuinfo")), re.MULTILINE)
     return found[1].strip() if found else platform.machine() or "unknown"
 
 
@@ -132,9 +128,8 @@ def sysctl(name: str) -> str:
 def _git() -> dict[str, Any]:
     """The commit of the checkout that holds this package, and whether the package differs from it.
 
-    Both None outside a checkout, and where git cannot be run. Git names the commit and its digests only;
-    files are read here, so that no git configuration (filters, ignored or unwatched files) runs or hides a
-    difference.
+    Git names the commit and its digests only; files are read here, so that no git configuration (filters,
+    ignored or unwatched files) runs or hides a difference.
     """
     sha = _git_output("rev-parse", "--verify", "HEAD") if (PACKAGE.parent / ".git").exists() else None
     listed = sha and _git_output("ls-tree", "-r", "-z", sha.strip(), "--", ".")
@@ -166,9 +161,8 @@ def _blob(file: Path, digits: int) -> str | None:
 def busy(load: OtherLoad) -> str | None:
     """Why no speed can be measured under this load; None: it can."""
     if load.other_cpu_share is not None and load.other_cpu_share > MOST_OTHER_CPU:
-        return (
-            f"other processes used {load.other_cpu_share:.0%} of the CPU time, more than {MOST_OTHER_CPU:.0%}"
-        )
+        share = f"{load.other_cpu_share:.0%} of the CPU time, more than {MOST_OTHER_CPU:.0%}"
+        return f"other processes used {share}"
     for name, seconds in load.services.items():
         if seconds > MOST_SERVICE_CPU * load.seconds:
             return f"{name.replace('_', ' ')} used {seconds:.1f} s of CPU in {load.seconds:.1f} s"
@@ -187,16 +181,13 @@ def _usage() -> tuple[float, float, dict[str, float]]:
 
 
 def _load_since(start: tuple[float, float, dict[str, float]]) -> OtherLoad:
-    (before, others_before, services_before), (now, others, services) = start, _usage()
+    (before, others_before, earlier), (now, others, services) = start, _usage()
     seconds = now - before
     available = seconds * (psutil.cpu_count() or 1)
     share = round(min(max((others - others_before) / available, 0.0), 1.0), 4) if seconds > 0 else None
-    used = {
-        name: round(max(total - services_before.get(name, 0.0), 0.0), 2) for name, total in services.items()
-    }
-    return OtherLoad.model_validate(
-        {"seconds": round(seconds, 3), "other_cpu_share": share, "services": used}
-    )
+    used = {name: round(max(total - earlier.get(name, 0.0), 0.0), 2) for name, total in services.items()}
+    load = {"seconds": round(seconds, 3), "other_cpu_share": share, "services": used}
+    return OtherLoad.model_validate(load)
 
 
 def services_of(printed: str) -> dict[str, float]:
@@ -227,11 +218,7 @@ def idle_load() -> OtherLoad:
 
 
 class LoadWatch:
-    """What disturbs an evaluation from the moment this is created.
-
-    Power source and heat are read then and at every call; the worst counts. The load is that of `timing`,
-    or of the whole time where that was not entered.
-    """
+    """What disturbs an evaluation from the moment this is created: load, worst power source and heat."""
 
     def __init__(self) -> None:
         self._swapped = swapped_bytes()
@@ -248,7 +235,7 @@ class LoadWatch:
 
     @property
     def timed_load(self) -> OtherLoad:
-        """The load of `timing`, or so far."""
+        """The load of `timing`, or of the whole time where that was not entered."""
         return self._load or _load_since(self._since)
 
     def conditions(self) -> dict[str, Any]:
@@ -267,20 +254,19 @@ def power_source() -> str:
     batteries = [
         supply
         for supply in Path("/sys/class/power_supply").glob("*")
-        if _line(supply / "type") == "Battery" and _line(supply / "scope") != "Device"
+        if content(supply / "type") == "Battery" and content(supply / "scope") != "Device"
     ]
     if not batteries:
         return "not_applicable"
-    return "battery" if any(_line(supply / "status") == "Discharging" for supply in batteries) else "ac"
+    return "battery" if any(content(supply / "status") == "Discharging" for supply in batteries) else "ac"
 
 
 def thermal_state() -> str:
     """``nominal``, ``fair``, ``serious`` or ``critical`` on macOS; ``not_applicable`` elsewhere."""
     if sys.platform != "darwin":
         return "not_applicable"
-    return pressure_of(
-        printed_by(("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")) or ""
-    )
+    notified = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
+    return pressure_of(printed_by(notified) or "")
 
 
 def power_of(printed: str) -> str:
@@ -303,22 +289,19 @@ def swapped_of(printed: str) -> int | None:
     """Bytes swapped since the start in what ``vm_stat`` prints: the lines Swapins and Swapouts, in pages."""
     size = re.search(r"page size of (\d+) bytes", printed)
     found = re.findall(r"^Swap(?:ins|outs):\s+(\d+)\.?$", printed, re.MULTILINE)
-    return int(size[1]) * sum(map(int, found)) if size and len(found) == len(SWAP_COUNTERS) else None
+    return int(size[1]) * sum(map(int, found)) if size and len(found) == 2 else None
 
 
 def swapped_bytes() -> int | None:
     """Bytes that any process swapped in or out since the system's start; None where it does not say."""
     if sys.platform == "darwin":
         return swapped_of(printed_by(("/usr/bin/vm_stat",)) or "")
-    try:
-        rows = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-        pages = sum(int(value) for name, value in rows if name in SWAP_COUNTERS)
-    except (OSError, ValueError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    found = re.findall(r"^pswp(?:in|out) (\d+)$", content(Path("/proc/vmstat")), re.MULTILINE)
+    return os.sysconf("SC_PAGE_SIZE") * sum(map(int, found)) if found else None
 
 
-def _line(path: Path) -> str:
+def content(path: Path) -> str:
+    """The text of a file of the system; empty where there is none."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -333,18 +316,17 @@ def disturbance(plain: Rows, ours: Rows, own: Rows = ()) -> str | None:
 
     The limits are those of the gate's SPEEDUP_PREFILL_SPREAD, SPEEDUP_DECODE_SPREAD and BASELINE_SLOW. Only
     identical work is compared, never the ratio of the arms: a measurement never starts over for its result.
-
-    Args:
-        plain: the baseline's rows.
-        ours: the other arm's rows, of the same prompts.
-        own: those of our loop at block 1, which does the baseline's work.
+    ``own`` are the rows of our loop at block 1, which does the baseline's work.
     """
     theirs = {row["prompt_id"]: row["prefill_s"] for row in ours}
     prefills: list[list[float]] = [
         [row["prefill_s"], theirs[row["prompt_id"]]] for row in plain if row["prompt_id"] in theirs
     ]
     for rows in (plain, ours):
-        prefills.extend(_of_equal_length(rows))
+        groups: dict[int, list[float]] = defaultdict(list)
+        for row in rows:
+            groups[round(math.log(row["prompt_tokens"]) / math.log(SAME_LENGTH))].append(row["prefill_s"])
+        prefills.extend(groups.values())
     for times in prefills:
         low, high = min(times), max(times)
         if high > LARGEST_SPREAD * low and high - low > SPREAD_S:
@@ -364,10 +346,3 @@ def _slow_baseline(pairs: Sequence[tuple[float, float]]) -> str | None:
     if total <= MOST_TOTAL_LOOP_GAIN and middle <= MOST_LOOP_GAIN:
         return None
     return f"plain decoding took {total:.2f} times as long as block 1, {middle:.2f} in the median row"
-
-
-def _of_equal_length(rows: Rows) -> Iterable[list[float]]:
-    groups: dict[int, list[float]] = defaultdict(list)
-    for row in rows:
-        groups[round(math.log(row["prompt_tokens"]) / math.log(SAME_LENGTH))].append(row["prefill_s"])
-    return groups.values()

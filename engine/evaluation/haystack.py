@@ -7,7 +7,7 @@ tokenizer).
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from random import Random
@@ -40,13 +40,10 @@ class Haystack(BoundedSwitches):
         """Whether any of it was set."""
         return any(value is not None for value in (self.context, self.depths, self.per_depth))
 
-    def with_defaults(self, context: int = CONTEXT, depths: tuple[float, ...] = DEPTHS) -> "Haystack":
+    def with_defaults(self, depths: tuple[float, ...] = DEPTHS) -> "Haystack":
         """With defaults for what was not set."""
-        return Haystack(
-            context if self.context is None else self.context,
-            depths if self.depths is None else self.depths,
-            PER_DEPTH if self.per_depth is None else self.per_depth,
-        )
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(Haystack(CONTEXT, depths, PER_DEPTH), **given)
 
     def filled(self, prompts: str, *, unfit: bool = False) -> "Haystack":
         """With defaults, where prompts are made up: by `--prompts`, a setting, or an unfit shipped set."""
@@ -75,15 +72,8 @@ def generate(
 ) -> list[Prompt]:
     """Prompts that each hide one fact, depth by depth in turn.
 
-    Args:
-        tokenizer: the model's own, as mlx-lm wraps it.
-        context: tokens of a prompt, everything included: at most so many, and at most a sentence fewer.
-        depths: where the needle is.
-        per_depth: prompts for every depth.
-        seed: another one gives other prompts.
-        beyond: at least so many tokens of a prompt come after the needle; deeper needles are moved up, and
-            their `Needle.depth` says where they are.
-        switches: how the prompts are put to the model; through its chat template they are user turns.
+    A prompt has at most ``context`` tokens, everything included, and at most a sentence fewer. At least
+    ``beyond`` of them come after the needle; deeper needles are moved up, as their `Needle.depth` says.
     """
     maker = _Maker(tokenizer, switches or ChatSwitches(), context, beyond or 0)
     names = [
@@ -130,8 +120,6 @@ def refuse_near(prompts: Sequence[Prompt], tokenizer: Any, beyond: int) -> None:
 
 
 class _Maker:
-    """Makes prompts of one length for one tokenizer."""
-
     def __init__(self, tokenizer: Any, switches: ChatSwitches, context: int, beyond: int) -> None:
         self._tokenizer, self._switches = tokenizer, switches
         self._context, self._beyond = context, beyond
@@ -175,7 +163,7 @@ class _Maker:
         )
 
     def _length(self, sentences: Sequence[str], wanted: Fact) -> int:
-        whole = Prompt("needle", KIND, self._text([wanted.sentence, *sentences], wanted), None, None, "")
+        whole = Prompt("needle", KIND, self._text([wanted.sentence, *sentences], wanted))
         return len(tokens_of(whole, self._tokenizer, self._switches))
 
     def _text(self, sentences: Sequence[str], wanted: Fact) -> str:
@@ -191,7 +179,6 @@ class _Maker:
 
 
 def _different_facts(rng: Random) -> list[Fact]:
-    """Facts with different names and different codes."""
     while True:
         facts = draw_facts(rng, HELD_OUT, FACTS)
         if len({fact.code for fact in facts}) == len(facts):

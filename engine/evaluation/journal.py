@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigurationError, EngineError
-from engine.evaluation.environment import sysctl
+from engine.evaluation.environment import content, sysctl
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import now, stamp
 from evidence_format.model import ReportRequest
-from evidence_format.text import tokens_digest
+from evidence_format.text import text_digest, tokens_digest
 
 Fingerprint = Mapping[str, str | int | float | bool | None]
 KEPT = 20
@@ -63,7 +63,7 @@ class Journal:
         Raises:
             ConfigurationError: it is another run's, damaged, no journal, or another process has it.
         """
-        key = hashlib.sha256(json.dumps(dict(fingerprint), sort_keys=True).encode()).hexdigest()[:32]
+        key = text_digest(json.dumps(dict(fingerprint), sort_keys=True))[:32]
         is_named, path = self.path is not None, self.path or self.folder / f"{key}.jsonl"
         self.path, self.started = path, now()
         try:
@@ -74,14 +74,23 @@ class Journal:
         except OSError as error:
             raise EngineError(f"the journal {path} cannot be opened: {error.strerror}") from error
         try:
-            self._lock()
-            lines = self._whole_lines()
-            if lines and self.resume:
-                self._continue(lines, fingerprint)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file.seek(0)
+            data: bytes = self._file.readall()
+            entries = self._checked(data)
+            if entries and self.resume:
+                self._continue(entries, fingerprint)
+                self._file.truncate(data.rfind(b"\n") + 1)  # drops an unfinished line; nothing is refused now
             else:
+                self._digest = ""
                 self._file.truncate(0)
                 self._write({"fingerprint": dict(fingerprint), "started_at": stamp(self.started)})
                 self._entries = 0
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigurationError(
+                f"another process writes the journal {path}; give --journal another FILE"
+            ) from None
         except BaseException:
             self._file.close()
             raise
@@ -119,42 +128,32 @@ class Journal:
             if os.path.samestat(path.stat(), os.fstat(self._file.fileno())):  # not replaced meanwhile
                 path.unlink()
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigurationError(
-                f"another process writes the journal {self.path}; give --journal another FILE"
-            ) from None
-
-    def _whole_lines(self) -> bytes:
-        """The complete lines, once the file's beginning shows that they are a journal's."""
-        self._file.seek(0)
-        data: bytes = self._file.readall()
-        whole = data[: data.rfind(b"\n") + 1]
-        digest, _, body = whole.partition(b"\n")[0].partition(b" ")
-        is_first_line = not whole or digest == _digest("", body).encode()
-        if data and not (BEGINNING.match(data) and is_first_line):
+    def _checked(self, data: bytes) -> list[dict[str, Any]]:
+        """The entries of the complete lines; without `resume` only the first is looked at."""
+        lines = data.split(b"\n")[:-1]
+        fault = "line 1" if data and not BEGINNING.match(data) else None
+        entries = []
+        for number, line in enumerate(lines if self.resume else lines[:1], 1):
+            digest, _, body = line.partition(b" ")
+            self._digest = _digest(self._digest, body)
+            if fault or digest != self._digest.encode():
+                fault = f"line {number}"
+                break
+            entries.append(json.loads(body))
+        if fault == "line 1":
             raise ConfigurationError(
                 f"the file {self.path} is no journal, or damaged in line 1; it was not changed: "
                 "delete it, or give --journal another FILE"
             )
-        return whole
+        if fault:
+            raise ConfigurationError(
+                f"the journal {self.path} is damaged in {fault}; use --no-resume to delete it and start over"
+            )
+        return entries
 
-    def _continue(self, lines: bytes, fingerprint: Fingerprint) -> None:
-        entries: list[dict[str, Any]] = []
-        for number, line in enumerate(lines.split(b"\n")[:-1], 1):
-            digest, _, body = line.partition(b" ")
-            self._digest = _digest(self._digest, body)
-            if digest != self._digest.encode():
-                raise ConfigurationError(
-                    f"the journal {self.path} is damaged in line {number}; "
-                    "use --no-resume to delete it and start over"
-                )
-            entries.append(json.loads(body))
+    def _continue(self, entries: list[dict[str, Any]], fingerprint: Fingerprint) -> None:
         head, *entries = entries
         self._compare(head["fingerprint"], fingerprint)
-        self._file.truncate(len(lines))  # drops an unfinished line, now that nothing is refused any more
         self.started = datetime.fromisoformat(head["started_at"])
         self._entries = len(entries)
         for entry in entries:
@@ -219,32 +218,24 @@ def fingerprint(
         for key, value in card.items()
         if key != "cache_layers"  # a list; the weights and the engine's source determine it
     }
-    bound = {} if request is None else request.model_dump()
-    return {
-        **configuration,
-        **{f"version of {name}": value for name, value in environment["versions"].items()},
-        **models,
-        **{f"request {name}": value for name, value in bound.items()},
-        "engine source": environment["git"]["source_sha256"],
-        "prompts": _prompts_digest(prompts, encoded),
-        "machine": hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest(),
-        "boot": boot_session(),
-    }
-
-
-def _prompts_digest(prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]]) -> str:
     lines = [
         [prompt.id, tokens_digest(tokens), prompt.instruction, prompt.needle and asdict(prompt.needle)]
         for prompt, tokens in zip(prompts, encoded, strict=True)
     ]
-    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+    return {
+        **configuration,
+        **{f"version of {name}": value for name, value in environment["versions"].items()},
+        **models,
+        **{f"request {name}": value for name, value in (request.model_dump() if request else {}).items()},
+        "engine source": environment["git"]["source_sha256"],
+        "prompts": text_digest(json.dumps(lines)),
+        "machine": text_digest(json.dumps(machine, sort_keys=True)),
+        "boot": boot_session(),
+    }
 
 
 def boot_session() -> str | None:
     """The system's id of the time since it was started; None where there is none."""
     if sys.platform == "darwin":
         return sysctl("kern.bootsessionuuid") or None
-    try:
-        return BOOT.read_text().strip()
-    except OSError:
-        return None
+    return content(BOOT) or None

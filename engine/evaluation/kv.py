@@ -1,20 +1,17 @@
 """The shoot-out of KV policies: what each stores, and its effect on keys, values, answers, drafts and speed.
 
 Arms: the oracle (mlx-lm's plain decoding), ``native`` (our loop, all keys and values kept) as baseline, our
-loop under every policy, and the control ``no_needle``. A policy that restores comes with its controls. All
-arms run every prompt: retrieval prompts, whose needles are before every window and which are decoded for an
-answer's length, and prompts without a needle that are decoded for longer, so that drafts and speed rest on
-more tokens. Greedy, one block length for all, the drafter's hidden states from the target as the policy
-leaves it. The first retrieval prompts are run once more, untimed, to compare live caches with native ones:
+loop under every policy, and the control ``no_needle``. A policy that restores comes with its controls. The
+first retrieval prompts are run once more, untimed, to compare live caches with native ones:
 
     distortion = sum over layers, heads, positions of |x - y|² / sum of |x|²      x native, y the policy's
 
-of what the next query would see in the layers that the policy applies to. A position that the native cache
-sees and the policy's no longer holds counts as lost, y = 0. What the policy sees beyond the native cache
-(pinned positions of a sliding layer) is not compared.
+of what the next query would see in the layers that the policy applies to. A position that the policy's cache
+no longer holds counts as lost, y = 0; what it holds beyond the native cache's window is not compared.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Unpack
@@ -34,7 +31,6 @@ from engine.generate import ChatSwitches, Outcome
 from engine.restoration.sources import LEARNED
 from engine.session import Session
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
-from evidence_format.model import Model
 from evidence_format.policies import MEANINGFUL
 
 POLICIES = (
@@ -67,15 +63,7 @@ CONTROLS = ("exact", "noise")
 
 @dataclass(frozen=True)
 class KVSwitches(measure.BoundedSwitches):
-    """What the command line can set about a shoot-out.
-
-    Attributes:
-        haystack: of the retrieval prompts; ``answer_tokens`` are generated for each.
-        speed_prompts: a set or a file of prompts without a needle, or ``none``; at most ``speed_limit`` of
-            them, ``max_tokens`` for each.
-        claim_parity: policies for which recall parity with the oracle is claimed.
-        claim_bytes: ``POLICY=BYTES``, the most resident bytes claimed of a policy.
-    """
+    """What the command line can set about a shoot-out; see its help."""
 
     policies: tuple[str, ...] = POLICIES
     haystack: Haystack = field(default_factory=lambda: Haystack().with_defaults(depths=DEPTHS))
@@ -102,12 +90,11 @@ class KVSwitches(measure.BoundedSwitches):
             raise ConfigurationError("--policies must name at least one policy")
         if twice := [each.spec for each in parsed if parsed.count(each) > 1]:
             raise ConfigurationError(f"--policies names {twice[0]} twice")
-        for text in self.claim_parity:
-            if parse_policy(text) not in parsed:
-                raise ConfigurationError(f"--claim-parity {text}: it is none of --policies")
-        for policy, _ in self.bytes_claimed:
+        claimed = [("--claim-parity", parse_policy(text)) for text in self.claim_parity]
+        claimed += [("--claim-bytes", policy) for policy, _ in self.bytes_claimed]
+        for flag, policy in claimed:
             if policy not in parsed:
-                raise ConfigurationError(f"--claim-bytes {policy.spec}: it is none of --policies")
+                raise ConfigurationError(f"{flag} {policy.spec}: it is none of --policies")
         if self.claim_parity and self.speed_prompts != NO_PROMPTS:
             raise ConfigurationError(
                 "--claim-parity claims recall of prompts that all hold a needle; add --speed-prompts none"
@@ -155,18 +142,24 @@ def measure_kv(
     """Run all arms over all prompts."""
     switches.check()
     arms = arms_of(engine, switches.parsed)
-    evaluation = measure.Evaluation(
-        "kv", "eval kv", engine, switches, runtime, **context, cards=_cards_of(arms)
-    )
+    cards = {role: card for of, _ in arms for role, card in measure.models(of).items()}
+    evaluation = measure.Evaluation("kv", "eval kv", engine, switches, runtime, **context, cards=cards)
     prompts = made_prompts(engine, switches)
     emptied = [prompt.without_needle() if prompt.needle else prompt for prompt in prompts]
     encoded, empty = (measure.encode_all(engine, some, switches.chat) for some in (prompts, emptied))
-    _refuse_short(prompts, encoded, switches.parsed)
+    kept = max((each.span for each in switches.parsed if each.source is not None), default=0)
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        if len(tokens) <= kept:
+            raise PromptError(
+                f"prompt {prompt.id} has {len(tokens)} tokens, of which {kept} are kept and none restored; "
+                "give longer ones, or --speed-prompts none"
+            )
     limits = {
         tuple(tokens): switches.max_tokens if prompt.needle is None else switches.answer_tokens
         for prompt, tokens in zip([*prompts, *prompts], [*encoded, *empty], strict=True)
     }
-    rows_of = _examiner(arms[0][0], encoded[:EXAMINED])
+    native = lru_cache(maxsize=1)(partial(held_after, arms[0][0]))
+    examined = {tuple(tokens) for tokens in encoded[:EXAMINED]}
 
     def run_of(of: Engine, arm: Arm) -> measure.ArmRun:
         def run(some: Sequence[list[int]]) -> list[Outcome]:
@@ -176,15 +169,15 @@ def measure_kv(
             ]
 
         asked, tokens = (emptied, empty) if arm.control == NO_NEEDLE else (prompts, encoded)
-        return measure.ArmRun(arm, asked, tokens, run, rows_of(of), f"running {arm.name}")
+        row = partial(_row, of, native=native, examined=examined)
+        return measure.ArmRun(arm, asked, tokens, run, row, f"running {arm.name}")
 
     evaluation.runs += [run_of(of, arm) for of, arm in arms]
 
     def warm_up() -> None:
         for number, each in enumerate(evaluation.runs, 1):
-            evaluation.progress(
-                0, evaluation.total, "warming up", f"{each.arm.name}, {number} of {len(arms)}"
-            )
+            detail = f"{each.arm.name}, {number} of {len(arms)}"
+            evaluation.progress(0, evaluation.total, "warming up", detail)
             each.run([each.encoded[0], each.encoded[-1]])
 
     evaluation.run(warm_up)
@@ -210,19 +203,6 @@ def made_prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
     return [*made, *longer]
 
 
-def _refuse_short(
-    prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], policies: Sequence[KVPolicy]
-) -> None:
-    """Raise PromptError for a prompt of which a policy that restores would restore nothing."""
-    kept = max((each.span for each in policies if each.source is not None), default=0)
-    for prompt, tokens in zip(prompts, encoded, strict=True):
-        if len(tokens) <= kept:
-            raise PromptError(
-                f"prompt {prompt.id} has {len(tokens)} tokens, of which {kept} are kept and none restored; "
-                "give longer ones, or --speed-prompts none"
-            )
-
-
 def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
     parity = [
         {"name": "recall_parity", "arm": parse_policy(text).spec, "baseline": ORACLE}
@@ -239,10 +219,8 @@ def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
 def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, Arm]]:
     """Empty arms and their engines: oracle, baseline, policies and their controls, ``no_needle``."""
     native = replace(engine, policy=NATIVE, restoration=None)
-    arms = [
-        (native, measure.plain_arm(ORACLE, "oracle")),
-        (native, measure.our_arm(native, BASELINE, "baseline")),
-    ]
+    oracle, baseline = measure.plain_arm(ORACLE, "oracle"), measure.our_arm(native, BASELINE, "baseline")
+    arms = [(native, oracle), (native, baseline)]
     for policy, control in with_controls(policies).items():
         ours = measure.under(engine, policy)
         arms.append((ours, measure.our_arm(ours, policy.spec, "control" if control else "sut", control)))
@@ -252,15 +230,6 @@ def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, 
             f"--policies asks for {len(arms)} arms, controls included; a report holds {MOST_ARMS}"
         )
     return arms
-
-
-def _cards_of(arms: Sequence[tuple[Engine, Arm]]) -> dict[str, Model]:
-    """The cards of all measure.models that run in any arm, by role."""
-    cards = measure.models(arms[0][0])
-    for engine, _ in arms:
-        if engine.restoration is not None and engine.restoration.learned is not None:
-            cards["projector"] = engine.restoration.learned.card
-    return cards
 
 
 def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
@@ -280,72 +249,60 @@ def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
     return found
 
 
-def _examiner(native: Engine, prompts: Sequence[Sequence[int]]) -> Callable[[Engine], measure.MakeRow]:
-    """Rows of an engine; those of some prompts say what its caches hold, and how far from native ones."""
-    examined = {tuple(tokens) for tokens in prompts}
-    held_natively = lru_cache(maxsize=1)(partial(held_after, native))
-
-    def rows(engine: Engine) -> measure.MakeRow:
-        def row(prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
-            answer = answer_of(engine.target.tokenizer, tokens, outcome.text)
-            if engine.policy == NATIVE or tuple(tokens) not in examined:
-                return sample(prompt, tokens, outcome, answer_text=answer)
-            found = examine(engine, tokens, outcome.tokens, held_natively(tuple(tokens)))
-            use = outcome if outcome.kv is not None else replace(outcome, kv=found.use)
-            return sample(prompt, tokens, use, answer_text=answer, distortion=found.distortion)
-
-        return row
-
-    return rows
-
-
-@dataclass(frozen=True)
-class Examined:
-    """What caches of a policy held after a prompt, in the layers that it applies to."""
-
-    distortion: Distortion
-    use: KVUse  # plain numbers count as their dtype, codes as they are stored
+def _row(
+    engine: Engine,
+    prompt: Prompt,
+    tokens: Sequence[int],
+    outcome: Outcome,
+    *,
+    native: Callable[[tuple[int, ...]], Layers],
+    examined: set[tuple[int, ...]],
+) -> dict[str, Any]:
+    """A row; those of examined prompts say what the caches hold, and how far from native ones."""
+    found = None
+    if engine.policy != NATIVE and tuple(tokens) in examined:
+        found, use = examine(engine, tokens, outcome.tokens, native(tuple(tokens)))
+        outcome = outcome if outcome.kv is not None else replace(outcome, kv=use)
+    answer = answer_of(engine.target.tokenizer, tokens, outcome.text)
+    return sample(prompt, tokens, outcome, answer_text=answer, distortion=found)
 
 
-def examine(engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Layers) -> Examined:
-    """Run a prompt and what was generated under the engine's policy once more, and compare the caches.
+def examine(
+    engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Layers
+) -> tuple[Distortion, KVUse]:
+    """Run a prompt and what followed once more under the engine's policy; compare with native caches.
 
-    Args:
-        engine: measure.models and switches.
-        tokens: the prompt.
-        generated: what followed; the last token is in no cache.
-        native: what `held_after` gave for the prompt and native caches.
+    Of the layers that the policy applies to; plain numbers count as their dtype, codes as they are stored.
     """
     layers = engine.policy.chosen_layers(engine.target.target.model)
-    with _session(engine) as session:
-        _prefill(session, tokens, engine.options.prefill_chunk)
+    with _prefilled(engine, tokens) as session:
         found = distortion(native, _rows(session.caches), layers)
-        if generated[:-1]:
+        if generated[:-1]:  # the last token is in no cache
             session.take_in(generated[:-1])
-        return Examined(found, kv_use(session.caches) or _plain_use(session.caches, layers))
+        return found, kv_use(session.caches) or _plain_use(session.caches, layers)
 
 
 def held_after(engine: Engine, tokens: Sequence[int]) -> Layers:
     """What caches of the engine's policy hold of a whole prompt, by layer."""
-    with _session(engine) as session:
-        _prefill(session, tokens, engine.options.prefill_chunk)
+    with _prefilled(engine, tokens) as session:
         return _rows(session.caches)
 
 
 def distortion(native: Layers, ours: Layers, layers: Sequence[int]) -> Distortion:
     """Relative squared error of keys and of values over some layers; 0 for none."""
-    sums = [0.0] * 4  # squared differences of keys and of values, squares of keys and of values
-    for layer in layers:
-        if layer not in native or layer not in ours:
-            raise GenerationError(f"layer {layer} holds no keys and values to compare")
-        reference, found = native[layer], ours[layer]
-        for index, name in enumerate(("keys", "values")):
+    shares = []
+    if missing := [layer for layer in layers if layer not in native or layer not in ours]:
+        raise GenerationError(f"layer {missing[0]} holds no keys and values to compare")
+    for name in ("keys", "values"):
+        error = norm = 0.0
+        for layer in layers:
+            reference, found = native[layer], ours[layer]
             whole = getattr(reference, name).astype(mx.float32)
             aligned = _aligned(found.positions, getattr(found, name), reference).astype(mx.float32)
-            sums[index] += read_float(mx.square(whole - aligned).sum())
-            sums[2 + index] += read_float(mx.square(whole).sum())
-    keys, values, all_keys, all_values = sums
-    return Distortion(keys / all_keys if all_keys else 0.0, values / all_values if all_values else 0.0)
+            error += read_float(mx.square(whole - aligned).sum())
+            norm += read_float(mx.square(whole).sum())
+        shares.append(error / norm if norm else 0.0)
+    return Distortion(*shares)
 
 
 def _aligned(positions: Sequence[int], rows: mx.array, reference: VisibleRows) -> mx.array:
@@ -356,18 +313,17 @@ def _aligned(positions: Sequence[int], rows: mx.array, reference: VisibleRows) -
     return mx.concatenate([rows, lost], axis=2)[:, :, mx.array(index)]
 
 
-def _session(engine: Engine) -> Session:
-    options = replace(engine.options, compiled=False)
-    return replace(engine, options=options, drafter=None).open_session(1)
-
-
-def _prefill(session: Session, tokens: Sequence[int], chunk: int) -> None:
+@contextmanager
+def _prefilled(engine: Engine, tokens: Sequence[int]) -> Iterator[Session]:
     """Compute a prompt as decoding does: in chunks, its last token by itself."""
-    for start in range(0, len(tokens) - 1, chunk):
-        session.take_in(tokens[start : min(start + chunk, len(tokens) - 1)])
-    session.transaction.begin(len(session.carried) + 1)
-    session.forward(mx.array([[*session.carried, tokens[-1]]], mx.int32))
-    session.commit(tokens[-1:], None)
+    options = replace(engine.options, compiled=False)
+    with replace(engine, options=options, drafter=None).open_session(1) as session:
+        for start in range(0, len(tokens) - 1, options.prefill_chunk):
+            session.take_in(tokens[start : min(start + options.prefill_chunk, len(tokens) - 1)])
+        session.transaction.begin(len(session.uncached) + 1)
+        session.forward(mx.array([[*session.uncached, tokens[-1]]], mx.int32))
+        session.commit(tokens[-1:], None)
+        yield session
 
 
 def _rows(caches: Sequence[Any]) -> Layers:

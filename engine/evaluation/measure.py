@@ -1,8 +1,8 @@
 """One measuring loop for every evaluation: arms x prompts, interleaved.
 
-Every prompt goes through all arms before the next one starts. Every second turn takes the arms in reverse
-order, so that none is always first. A turn is one prompt, or a batch. A journal keeps finished rows; a
-later process does not run them again. A disturbed machine makes the loop start over, never a result.
+Every prompt (or batch) goes through all arms before the next one starts, every second one in reverse order,
+so that no arm is always first. A journal keeps finished rows; a later process does not run them again. A
+disturbed machine makes the loop start over, never a result.
 """
 
 import json
@@ -39,7 +39,7 @@ WARM_UPS = 4
 class ArmRun:
     """One arm, its prompts, and how to run them."""
 
-    arm: Arm  # gets the rows
+    arm: Arm
     prompts: Sequence[Prompt]  # the same ids in the same order for every arm of a measurement
     encoded: Sequence[list[int]]
     run: Callable[[Sequence[list[int]]], Sequence[Outcome]]  # from token ids of prompts to an outcome each
@@ -67,8 +67,7 @@ def measure(
 ) -> Measured:
     """Fill the arms of all runs, ``batch`` prompts per turn.
 
-    ``watch`` is called after every turn. It may give a reason to drop all rows and start over, at most
-    `RESTARTS` times.
+    ``watch``, called after every turn, may give a reason to start over, at most `RESTARTS` times.
     """
     measured = Measured(restarts=list(journal.restarts) if journal else [])
     kept = deque(journal.kept if journal else ())
@@ -78,7 +77,12 @@ def measure(
         prompts = run.prompts[part]
         if kept:
             entry = kept.popleft()
-            _check_kept(entry, run.arm, prompts)
+            ids = [prompt.id for prompt in prompts]
+            if entry.arm != run.arm.name or [row["prompt_id"] for row in entry.rows] != ids:
+                raise ConfigurationError(
+                    f"the journal has rows of {entry.arm} where {run.arm.name} comes next; "
+                    "use --no-resume to start over"
+                )
             measured.resumed += len(entry.rows)
             return entry
         progress(len(measured.order), total, run.phase, prompts[0].id)
@@ -106,7 +110,8 @@ def measure(
             journal.restart(abandoned)
         measured = Measured(restarts=[*measured.restarts, abandoned])
         for run in runs:
-            run.arm.clear()
+            run.arm.samples.clear()
+            run.arm.drafter_forwards = 0
         progress(0, total, "measuring again", f"({reason})")
     return measured
 
@@ -120,13 +125,6 @@ def _turns(runs: Sequence[ArmRun], batch: int) -> Iterator[list[tuple[ArmRun, sl
             size = batch if run.batched else 1
             steps += [(run, slice(at, min(at + size, end))) for at in range(start, end, size)]
         yield steps
-
-
-def _check_kept(entry: Entry, arm: Arm, prompts: Sequence[Prompt]) -> None:
-    if entry.arm != arm.name or [row["prompt_id"] for row in entry.rows] != [prompt.id for prompt in prompts]:
-        raise ConfigurationError(
-            f"the journal has rows of {entry.arm} where {arm.name} comes next; use --no-resume to start over"
-        )
 
 
 class EvaluationContext(TypedDict, total=False):
@@ -149,7 +147,7 @@ class Evaluation:
     progress: Progress = lambda *_: None
     request: ReportRequest | None = None
     journal: Journal | None = None
-    cards: dict[str, Model] | None = None  # those of the engine, if not given
+    cards: dict[str, Model] = field(default_factory=dict)  # of models that only some arms run
     settings: dict[str, Any] = field(default_factory=dict)
     resumable: bool = True  # the report counts the rows of earlier processes
 
@@ -213,30 +211,22 @@ class Evaluation:
         return sum(len(run.prompts) for run in self.runs)
 
     def warm_up(self) -> None:
-        """Run plain decoding and our loop, untimed; an adaptive draft length measures its blocks.
-
-        Where the first text ends before every block was tried, a few more prompts are used. Without batches
-        each arm prefills the longest prompt once, so that its shapes are not new in a row.
-        """
-        engine, encoded, most, length = (
-            self.engine,
-            self.runs[0].encoded,
-            self.switches.max_tokens,
-            self.draft_length,
-        )
-        chunk, longest = engine.options.prefill_chunk, max(encoded, key=len)
+        """Run plain decoding and our loop, untimed; an adaptive draft length measures its blocks."""
+        engine, encoded, length = self.engine, self.runs[0].encoded, self.draft_length
+        most, chunk, longest = self.switches.max_tokens, engine.options.prefill_chunk, max(encoded, key=len)
         plain(engine.target, encoded[0], most, chunk)
-        if self.batch == 1 and len(longest) > len(encoded[0]):
+        if self.batch == 1 and len(longest) > len(encoded[0]):  # so that its shapes are not new in a row
             plain(engine.target, longest, 1, chunk)
             speculate(engine, longest, 1, length)
-        calibration = Calibration(length) if isinstance(length, AdaptiveDraftLength) else None
+        tried = Calibration(length) if isinstance(length, AdaptiveDraftLength) else length
+        # the first text may end before every block was tried
         for turn in range(WARM_UPS if self.batch > 1 else min(WARM_UPS, len(encoded))):
             start = turn * self.batch % len(encoded)
             if self.batch > 1:
-                speculate_together(engine, encoded[start : start + self.batch], most, calibration or length)
+                speculate_together(engine, encoded[start : start + self.batch], most, tried)
             else:
-                speculate(engine, encoded[start], most, calibration or length)
-            if calibration is None or calibration.finished:
+                speculate(engine, encoded[start], most, tried)
+            if not isinstance(tried, Calibration) or tried.finished:
                 break
 
     def report(
@@ -246,10 +236,7 @@ class Evaluation:
         parts: Callable[[], dict[str, Any]] = dict,
         **settings: Any,
     ) -> Report:
-        """Build the report, with what ``parts`` computes for `Report.build` and more of the configuration.
-
-        The progress calls that computation ``checking``.
-        """
+        """Build the report; ``parts``, shown as ``checking``, computes more arguments of `Report.build`."""
         self.progress(self.total, self.total, "checking", checking)
         resumed = {"resumed": self.measured.resumed} if self.resumable else {}
         return Report.build(
@@ -275,8 +262,7 @@ class Evaluation:
         return self.report([])
 
     def _environment(self) -> dict[str, Any]:
-        cards = models(self.engine) if self.cards is None else self.cards
-        return describe(self.runtime, self.watch, cards)
+        return describe(self.runtime, self.watch, models(self.engine) | self.cards)
 
 
 def plain_arm(name: str, role: str = "baseline") -> Arm:
@@ -359,13 +345,12 @@ def encode_all(
 
 def models(engine: Engine) -> dict[str, Model]:
     """The model cards of the environment block, by role."""
-    learned = engine.restoration.learned if engine.restoration else None
-    drafter = engine.drafter
+    drafter, restoration = engine.drafter, engine.restoration
     cards = {"target": target_card(engine.target)}
     if drafter and drafter.card:
         cards["drafter"] = drafter.card.model_copy(update={"largest_block": 2 * drafter.drafter.block_size})
-    if learned:
-        cards["projector"] = learned.card
+    if restoration and restoration.learned:
+        cards["projector"] = restoration.learned.card
     return cards
 
 
@@ -396,9 +381,10 @@ def _flattened(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, dict):
             flat |= _flattened(value)
+        elif isinstance(value, list | tuple):
+            flat[name] = json.dumps(value) if value else None
         else:
-            is_list = isinstance(value, list | tuple)
-            flat[name] = (json.dumps(value) if value else None) if is_list else value
+            flat[name] = value
     return flat
 
 

@@ -7,7 +7,6 @@ either ``prompt`` (raw text) or ``messages`` (for the model's chat template). Re
 recognised. Files of gsm8k, HumanEval, MBPP and MT-bench are read as published.
 """
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -23,7 +22,7 @@ from engine import generate
 from engine.errors import PromptError, wrap_errors
 from engine.generate import ChatSwitches
 from evidence_format.prompt_sets import known_sets
-from evidence_format.text import BARE_SETS, MARKS, prompt_set, without_reasoning
+from evidence_format.text import BARE_SETS, MARKS, prompt_set, text_digest, without_reasoning
 
 SHIPPED = Path(__file__).parent / "prompts"
 SHIPPED_SETS = ("code", "chat", "retrieval")
@@ -51,9 +50,9 @@ class Prompt:
     id: str
     kind: str
     text: str | None
-    messages: tuple[tuple[str, str], ...] | None  # (role, content)
-    needle: Needle | None
-    instruction: str
+    messages: tuple[tuple[str, str], ...] | None = None  # (role, content)
+    needle: Needle | None = None
+    instruction: str = ""
 
     @property
     def content(self) -> str | tuple[tuple[str, str], ...]:
@@ -63,8 +62,7 @@ class Prompt:
     @property
     def source_sha256(self) -> str:
         """sha256 of the prompt before templates and tokens: JSON of its text or of its messages."""
-        source = json.dumps(self.text if self.messages is None else self.messages, ensure_ascii=True)
-        return hashlib.sha256(source.encode("ascii")).hexdigest()
+        return text_digest(json.dumps(self.text if self.messages is None else self.messages))
 
     def without_needle(self) -> "Prompt":
         """The same prompt with the needle's sentence cut out."""
@@ -76,12 +74,9 @@ class Prompt:
 
 
 def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Prompt]:
-    """Read prompts.
+    """Read prompts, at most ``limit`` of each kind; a seed other than 0 shuffles.
 
-    Args:
-        name: ``code``, ``chat``, ``retrieval``, several of them joined by commas, ``all``, or a file.
-        limit: at most so many of each kind.
-        seed: 0 keeps the file's order; another number shuffles.
+    ``name``: ``code``, ``chat``, ``retrieval``, several of them joined by commas, ``all``, or a file.
     """
     names = SHIPPED_SETS if name == "all" else tuple(name.split(","))
     is_shipped = all(part in SHIPPED_SETS for part in names)
@@ -105,11 +100,7 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
 
 
 def _refuse_shipped(prompts: Sequence[Prompt]) -> None:
-    """Raise PromptError for a shipped prompt, or another one under its id, in a user's file.
-
-    The gate knows shipped prompts by digest, and expects all that a set and its limit select.
-    """
-    known = known_sets()
+    known = known_sets()  # the gate knows them by digest, and expects all that a set and its limit select
     for prompt in prompts:
         if shipped := known.ids.get(prompt.source_sha256):
             kind = prompt_set(shipped)
@@ -154,11 +145,7 @@ def tokens_of(prompt: Prompt, tokenizer: Any, switches: ChatSwitches) -> list[in
 
 
 def answer_of(tokenizer: Any, prompt: Sequence[int], text: str) -> str:
-    """A model's text without its reasoning, stripped where reasoning was removed.
-
-    Reasoning is what is between marks of the table `MARKS`. The opening mark may be missing because the chat
-    template wrote it (``prompt`` ends with it), the closing one because the text was cut short.
-    """
+    """A model's text without its reasoning, whose opening mark the template may have put in the prompt."""
     tail = str(tokenizer.decode(list(prompt[-TAIL:]))).rstrip() if prompt else ""
     opened = (number for number, (begin, _) in enumerate(MARKS) if tail.endswith(begin))
     return without_reasoning(text, next(opened, None))
@@ -166,12 +153,12 @@ def answer_of(tokenizer: Any, prompt: Sequence[int], text: str) -> str:
 
 def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:
     """A prompt given on the command line."""
-    return Prompt(identifier, "raw", text, None, None, "")
+    return Prompt(identifier, "raw", text)
 
 
 def chat_prompt(messages: Sequence[tuple[str, str]], identifier: str = "prompt") -> Prompt:
     """A conversation given on the command line, as (role, content) pairs."""
-    return Prompt(identifier, "chat", None, tuple(messages), None, "")
+    return Prompt(identifier, "chat", None, tuple(messages))
 
 
 def _read(file: Path) -> list[Prompt]:
@@ -186,7 +173,9 @@ def _read(file: Path) -> list[Prompt]:
         place = f"{file} line {number}"
         with wrap_errors(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
             row = json.loads(line)
-            _refuse_surrogates(row)
+            # no report, and no tokenizer, can hold a surrogate
+            if half := re.search("[\ud800-\udfff]", json.dumps(row, ensure_ascii=False)):
+                raise ValueError(f"{half[0]!r} is half of a character, which is not valid Unicode")
             prompts.append(_parse(row, number))
     if not prompts:
         raise PromptError(f"{file} holds no prompts")
@@ -207,16 +196,24 @@ def _parse(row: Any, number: int) -> Prompt:
         raise ValueError("give either prompt or messages")
     if text is not None and not isinstance(text, str):
         raise TypeError("prompt must be a text")
-    if messages is not None and not (isinstance(messages, list) and all(map(_is_turn, messages))):
-        raise TypeError("messages must be a list of objects with role and content")
-    pairs = None if messages is None else tuple((str(m["role"]), str(m["content"])) for m in messages)
-    if pairs is not None and (not pairs or any(role not in ROLES for role, _ in pairs)):
-        raise ValueError(f"messages must have roles out of {', '.join(ROLES)}")
+    pairs = None if messages is None else _turns(messages)
     needle = _needle(row, text) if "needle" in row else None
     instruction = row.get("instruction")
     if instruction is None:
         instruction = _instruction(text, needle) if needle and text else ""
     return Prompt(identifier, kind, text, pairs, needle, str(instruction))
+
+
+def _turns(messages: Any) -> tuple[tuple[str, str], ...]:
+    turns = messages if isinstance(messages, list) else [None]
+    pairs: list[Any] = [
+        (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None,) for turn in turns
+    ]
+    if not all(isinstance(part, str) for pair in pairs for part in pair):
+        raise TypeError("messages must be a list of objects with role and content")
+    if not pairs or any(role not in ROLES for role, *_ in pairs):
+        raise ValueError(f"messages must have roles out of {', '.join(ROLES)}")
+    return tuple(pairs)
 
 
 def _needle(row: dict[str, Any], text: str | None) -> Needle:
@@ -235,25 +232,8 @@ def _needle(row: dict[str, Any], text: str | None) -> Needle:
     return needle
 
 
-def _refuse_surrogates(row: Any) -> None:
-    """Raise ValueError for a text that no report, and no tokenizer, can hold."""
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise ValueError(f"{half!r} is half of a character, which is not valid Unicode") from None
-
-
-def _is_turn(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-
-
 def _instruction(text: str, needle: Needle) -> str:
-    """The question of a retrieval prompt without the name it asks about.
-
-    The question is what follows the last full stop or line break; the name is any of its capitalised words
-    that the needle has too.
-    """
+    """The question of a retrieval prompt, with {} for the capitalised words that the needle has too."""
     question = re.split(r"[.\n]", text.rstrip(" ."))[-1]
     words = set(re.findall(r"\w+", needle.sentence))
     return re.sub(r"\b[A-Z]\w*", lambda word: "{}" if word[0] in words else word[0], question).strip()
@@ -274,10 +254,8 @@ def _translated(row: dict[str, Any], number: int) -> dict[str, Any]:
     for needed, optional, identifier, kind, asked in LAYOUTS:
         if set(needed.split()) <= set(row) <= set(f"{needed} {optional}".split()):
             content = row["turns"][0] if asked == "turns" else row[asked]
-            is_text = asked == "prompt"
-            return {
-                "id": identifier.format(number=number, **row),
-                "kind": kind.format(**row),
-                **({"prompt": content} if is_text else {"messages": [{"role": "user", "content": content}]}),
-            }
+            names = {"id": identifier.format(number=number, **row), "kind": kind.format(**row)}
+            if asked == "prompt":
+                return names | {"prompt": content}
+            return names | {"messages": [{"role": "user", "content": content}]}
     return row

@@ -28,12 +28,7 @@ CLAIMS = ("auto", "identity", "match", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class QualitySwitches(measure.SetSwitches):
-    """What the command line can set about a comparison of outputs.
-
-    Attributes:
-        claim: ``identity``: equal but for rounding ties; ``match``: at least ``min_match`` of the prompts are
-            equal, without any excuse; ``auto``: identity where native caches are kept, else none.
-    """
+    """What the command line can set about a comparison of outputs."""
 
     claim: str = "auto"
     min_match: float | None = measure.at_least(None, CLAIMED["exact_match"].lowest, 1)

@@ -31,20 +31,14 @@ DEPTHS = 12  # recall is reported for each of at most so many depths
 
 @dataclass(frozen=True, kw_only=True)
 class RecallSwitches(measure.SetSwitches):
-    """What the command line can set about a recall evaluation.
-
-    Attributes:
-        claim: parity with the oracle, none, or auto: parity where the policy is one of `LOSSLESS`.
-        batch: prompts that our loop decodes in one batch. Rows then hold shares: seconds and resident bytes
-            divided among the sequences, see `speculate_together`.
-    """
+    """What the command line can set about a recall evaluation."""
 
     prompts: str = "retrieval"
     limit: int | None = measure.at_least(None)
     max_tokens: int = measure.at_least(16)
     min_recall: float | None = measure.at_least(None, CLAIMS["recall"].lowest, 1)
     claim: str = "auto"
-    batch: int = measure.at_least(1)
+    batch: int = measure.at_least(1)  # rows then hold shares, see `speculate_together`
     haystack: Haystack = field(default_factory=Haystack)
 
 
@@ -109,10 +103,7 @@ def _claims(policy: KVPolicy, name: str, switches: RecallSwitches) -> list[dict[
 
 
 def recall_by_depth(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Share of answered needles at every depth, from the rows of one arm.
-
-    More than `DEPTHS` depths are joined to quarters of the context.
-    """
+    """Share of answered needles in rows at every depth, or where there are many, in every quarter."""
     needles = [row["needle"] for row in rows if "needle" in row]
     exact = len({needle["depth"] for needle in needles}) <= DEPTHS
     hits: dict[str, list[bool]] = defaultdict(list)

@@ -1,8 +1,8 @@
 """The evidence report ``kakeya.evidence/1``: rows, the figures derived from them, and the file.
 
-Times are rounded to 1e-7 s in the rows. Figures come from the rows as the file has them, so that a reader who
-recomputes them gets the same numbers. Only the drafter's forwards are counted apart, where its network ran: a
-drafter that drafts without it is noticed.
+Figures come from the rows as the file has them, rounded, so that a reader who recomputes them gets the same
+numbers. Only the drafter's forwards are counted apart, where its network ran: a drafter that drafts without
+it is noticed.
 """
 
 import json
@@ -23,6 +23,7 @@ from evidence_format.parse import MAX_BYTES
 from evidence_format.text import degeneration, text_digest, tokens_digest
 
 FIRST_BLOCKS = 8
+DIGITS = 7  # of a second after the point
 
 Row = dict[str, Any]
 
@@ -47,24 +48,12 @@ class Arm:
         self.samples.extend(rows)
         self.drafter_forwards += drafter_forwards
 
-    def clear(self) -> None:
-        """Drop all rows."""
-        self.samples.clear()
-        self.drafter_forwards = 0
-
     def document(self) -> dict[str, Any]:
         """The arm as the report has it."""
+        system = ("loop", "drafter", "block", "kv", "restoration")
         return {
-            "name": self.name,
-            "role": self.role,
-            "control": self.control,
-            "system": {
-                "loop": self.loop,
-                "drafter": self.drafter,
-                "block": self.block,
-                "kv": self.kv,
-                "restoration": self.restoration,
-            },
+            **{key: getattr(self, key) for key in ("name", "role", "control")},
+            "system": {key: getattr(self, key) for key in system},
             "timing_scope": "decode",
             "samples": self.samples,
         }
@@ -72,10 +61,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Distortion:
-    """Relative squared error of the keys and values that the next query sees after the prompt.
-
-    Against native caches on the same prompt; evicted positions count as lost.
-    """
+    """Relative squared error against native caches; see `evidence_format.model.KVUse`."""
 
     keys: float
     values: float
@@ -89,18 +75,15 @@ def sample(
     answer_text: str | None = None,
     distortion: Distortion | None = None,
 ) -> Row:
-    """A row: what one system made of one prompt, its needle searched in the answer.
-
-    ``answer_text`` is the text without its reasoning, where reasoning was stripped.
-    """
+    """A row: what one system made of one prompt, its needle searched in the answer (without reasoning)."""
     row: Row = {
         "prompt_id": prompt.id,
         "prompt_sha256": tokens_digest(tokens),
         "source_sha256": prompt.source_sha256,
         "instruction_sha256": text_digest(prompt.instruction),
         "prompt_tokens": len(tokens),
-        "prefill_s": _seconds(outcome.prefill_s),
-        "decode_s": _seconds(outcome.decode_s),
+        "prefill_s": round(outcome.prefill_s, DIGITS),
+        "decode_s": round(outcome.decode_s, DIGITS),
         "tokens": outcome.tokens,
         "tokens_sha256": tokens_digest(outcome.tokens),
         "text": outcome.text,
@@ -110,8 +93,8 @@ def sample(
             {
                 "block": item.block,
                 "accepted": item.accepted,
-                "draft_s": _seconds(item.draft_s),
-                "verify_s": _seconds(item.verify_s),
+                "draft_s": round(item.draft_s, DIGITS),
+                "verify_s": round(item.verify_s, DIGITS),
             }
             for item in outcome.rounds
         ],
@@ -122,38 +105,36 @@ def sample(
         },
     }
     answer = outcome.text if answer_text is None else answer_text
-    if answer != outcome.text:
-        row["answer_text"] = answer
-    if outcome.kv is not None:
-        row["kv"] = {
-            "layers": list(outcome.kv.layers),
-            "values": outcome.kv.values,
-            "bytes": outcome.kv.nbytes,
-            "key_distortion": distortion.keys if distortion else None,
-            "value_distortion": distortion.values if distortion else None,
-        }
-    if outcome.kept is not None:
-        row["kept_positions"] = outcome.kept
-    if outcome.restored:
-        row["restored_positions"] = outcome.restored
-    if prompt.needle is not None and prompt.text is not None:
-        row["needle"] = needle_fields(prompt.needle, prompt.text, answer, outcome.text)
-    return row
+    kv, needle, text = outcome.kv, prompt.needle, prompt.text
+    use = kv and {
+        "layers": list(kv.layers),
+        "values": kv.values,
+        "bytes": kv.nbytes,
+        "key_distortion": distortion and distortion.keys,
+        "value_distortion": distortion and distortion.values,
+    }
+    optional = {
+        "answer_text": answer if answer != outcome.text else None,
+        "kv": use,
+        "kept_positions": outcome.kept,
+        "restored_positions": outcome.restored or None,
+        "needle": needle_fields(needle, text, answer, outcome.text) if needle and text else None,
+    }
+    return row | {name: value for name, value in optional.items() if value is not None}
 
 
 def needle_fields(needle: Needle, prompt: str, answer: str, text: str) -> dict[str, Any]:
-    """What a prompt hides, and whether the answer has it.
-
-    The whole text must have it, too: the pieces around removed reasoning must not join to a hit.
-    """
-    elsewhere = prompt.replace(needle.sentence, "", 1)
+    """What a prompt hides, and whether the answer has it."""
+    wanted = needle.answer
     return {
         "needle": needle.sentence,
-        "answer": needle.answer,
+        "answer": wanted,
         "depth": needle.depth,
-        "prompt_contains_answer_outside_needle": bool(needle.answer) and needle.answer in elsewhere,
+        "prompt_contains_answer_outside_needle": bool(wanted)
+        and wanted in prompt.replace(needle.sentence, "", 1),
         "prompt_contains_needle": needle.sentence in prompt,
-        "hit": bool(needle.answer) and needle.answer in answer and needle.answer in text,
+        # the whole text must have it, too: the pieces around removed reasoning must not join to a hit
+        "hit": bool(wanted) and wanted in answer and wanted in text,
     }
 
 
@@ -239,28 +220,23 @@ def stamp(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _seconds(value: float) -> float:
-    return round(value, 7)
-
-
 def summarise(arms: Sequence[Arm], *, one_graph: bool = False) -> dict[str, Any]:
     """All derived figures, from the rows alone; with ``one_graph`` the times of blocks, too.
 
     Systems under test are compared with the baseline, or where there is none, with the oracle.
     """
-    by_role = {role: [arm for arm in arms if arm.role == role] for role in ("baseline", "oracle", "sut")}
-    references = by_role["baseline"] or by_role["oracle"]
     figures = {arm.name: _arm_summary(arm.samples) for arm in arms}
     for arm in arms if one_graph else ():
         figures[arm.name]["block_s"] = _block_times(arm.samples)
+    references = [arm for role in ("baseline", "oracle") for arm in arms if arm.role == role]
+    systems = [arm for arm in arms if arm.role == "sut"]
     return {
         "arms": figures,
-        "comparisons": [_comparison(arm, other) for other in references[:1] for arm in by_role["sut"]],
+        "comparisons": [_comparison(arm, other) for other in references[:1] for arm in systems],
     }
 
 
 def _block_times(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Seconds of draft and verification of the blocks, in the order of the rows; None without any."""
     seconds = [item["draft_s"] + item["verify_s"] for row in rows for item in row["rounds"]]
     if not seconds:
         return None
@@ -328,8 +304,7 @@ def parity_summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "cases": len({item["case"] for item in rounds}),
         "rounds": len(rounds),
         "rows": rows,
-        "hidden_max_abs": _largest([item["hidden_max_abs"] for item in rounds]),
-        "logits_max_abs": _largest([item["logits_max_abs"] for item in rounds]),
+        **{name: _largest([item[name] for item in rounds]) for name in ("hidden_max_abs", "logits_max_abs")},
         "argmax_agreement": quotient(sum(item["argmax_agreement"] * item["rows"] for item in rounds), rows),
         "paths_equal": sum(paths),
         "paths_compared": len(paths),
@@ -339,7 +314,7 @@ def parity_summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _largest(figures: Sequence[float | None]) -> float | None:
     """The largest figure, or None where there is none or one is missing."""
     known = [figure for figure in figures if figure is not None]
-    return max(known) if known and len(known) == len(figures) else None
+    return max(known, default=None) if len(known) == len(figures) else None
 
 
 def liveness(arms: Sequence[Arm]) -> dict[str, Any]:

@@ -26,61 +26,44 @@ MADE_UP_BLOCKS = (2, 4, 8, 16)
 def compare_with_plain(
     engine: Engine, encoded: Sequence[Sequence[int]], arms: Sequence[Arm]
 ) -> dict[str, Any]:
-    """The ``rounding`` and ``divergences`` of a report; ``arms`` are plain decoding and, if any, ours."""
-    divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *arms)
-    prompts = {found["prompt_id"] for found in divergences}
-    return {"divergences": divergences, "rounding": _measure_rounding(engine, encoded, arms, prompts)}
+    """The ``rounding`` and ``divergences`` of a report; ``arms`` are plain decoding and, if any, ours.
 
-
-def _measure_rounding(
-    engine: Engine, encoded: Sequence[Sequence[int]], arms: Sequence[Arm], divergent: set[str]
-) -> dict[str, float | int] | None:
-    """Block-against-single logit error along the rounds of the longest texts, and of all that diverge.
-
-    Without drafts the rounds are made up, so that there is a figure. None if all texts are too short.
+    Rounding is measured along the rounds of the longest texts, and of all that diverge. Without drafts the
+    rounds are made up, so that there is a figure. None if all texts are too short.
     """
+    divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *arms)
+    divergent = {found["prompt_id"] for found in divergences}
     prompts = dict(zip((row["prompt_id"] for row in arms[0].samples), encoded, strict=True))
     ours = {row["prompt_id"]: row for row in arms[-1].samples}
     longest = sorted(arms[0].samples, key=lambda row: len(row["tokens"]), reverse=True)
-    chosen = [
-        *longest[:ROUNDING_TEXTS],
-        *(row for row in longest[ROUNDING_TEXTS:] if row["prompt_id"] in divergent),
-    ]
     runs = []
-    for plain_row in chosen:
+    for place, plain_row in enumerate(longest):
+        if place >= ROUNDING_TEXTS and plain_row["prompt_id"] not in divergent:
+            continue
         rounds = [(item["block"], item["accepted"]) for item in ours[plain_row["prompt_id"]]["rounds"]]
         if len(arms) == 1:
             rounds = [(block, block - 1) for block in MADE_UP_BLOCKS]
         runs.append(Run(prompts[plain_row["prompt_id"]], plain_row["tokens"][:-1], rounds))
     error = block_error(engine.target, runs, engine.options.prefill_chunk)
-    return error if error["positions"] else None
+    return {"divergences": divergences, "rounding": error if error["positions"] else None}
 
 
 def find_divergences(
     engine: Engine, encoded: Sequence[Sequence[int]], baseline: Arm, system: Arm
 ) -> list[dict[str, Any]]:
     """The first differing position of every prompt whose tokens differ, with plain decoding's gap there."""
-    plain_rows = {row["prompt_id"]: row["tokens"] for row in baseline.samples}
-    prompts = dict(zip(plain_rows, encoded, strict=True))
+    ours = {row["prompt_id"]: row["tokens"] for row in system.samples}
     found = []
-    for row in system.samples:
-        identifier, ours = row["prompt_id"], row["tokens"]
-        theirs = plain_rows[identifier]
-        pairs = zip(ours, theirs, strict=False)
+    for row, prompt in zip(baseline.samples, encoded, strict=True):
+        identifier, theirs = row["prompt_id"], row["tokens"]
+        pairs = zip(ours[identifier], theirs, strict=False)
         position = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
         if position is None:
             continue
-        gap = plain_gap(engine.target, prompts[identifier], position, engine.options.prefill_chunk)
-        found.append(
-            {
-                "arm": system.name,
-                "prompt_id": identifier,
-                "position": position,
-                "plain_token": theirs[position],
-                "speculative_token": ours[position],
-                "plain_gap": gap,
-            }
-        )
+        gap = plain_gap(engine.target, prompt, position, engine.options.prefill_chunk)
+        tokens = {"plain_token": theirs[position], "speculative_token": ours[identifier][position]}
+        place = {"arm": system.name, "prompt_id": identifier, "position": position}
+        found.append(place | tokens | {"plain_gap": gap})
     return found
 
 
@@ -97,9 +80,6 @@ def block_error(target: LoadedTarget, runs: Sequence[Run], chunk: int) -> dict[s
     """Largest difference between the logits of the blocks that were run and of single-token forwards.
 
     Rounds are followed as far as the text goes; the prompt is computed in forwards of ``chunk`` positions.
-
-    Returns:
-        ``max_abs_logit_error`` and the number of ``positions`` compared.
     """
     worst, positions = 0.0, 0
     for run in runs:
@@ -128,31 +108,20 @@ def paired_logits(target: LoadedTarget, run: Run, chunk: int) -> Iterator[tuple[
             kept = min(accepted + 1, len(run.tokens) - done)
             if kept < 1:
                 break
-            yield _round(target, session, singles, run.tokens[done : done + block], (block, kept))
+            tokens = run.tokens[done : done + block]
+            fed = [*tokens, *[tokens[-1]] * (block - len(tokens))]  # drafts after the kept ones do not matter
+            session.transaction.begin(len(session.uncached) + block)
+            together, _ = session.forward(mx.array([[*session.uncached, *fed]], mx.int32))
+            together = together[:, -block:][:, :kept]
+            alone = []
+            for token in tokens[:kept]:
+                logits, _ = target.target.forward(mx.array([[token]]), singles, None)
+                wait(logits)
+                alone.append(logits)
+            wait(together)
+            session.commit(tokens[:kept], None)
+            yield together, mx.concatenate(alone, axis=1)
             done += kept
-
-
-def _round(
-    target: LoadedTarget,
-    session: Session,
-    singles: list[object],
-    tokens: Sequence[int],
-    lengths: tuple[int, int],
-) -> tuple[mx.array, mx.array]:
-    """One block of the session, and as many single steps as are kept of it; both computed."""
-    block, kept = lengths
-    fed = [*tokens, *[tokens[-1]] * (block - len(tokens))]  # drafts after the kept ones do not matter
-    session.transaction.begin(len(session.carried) + block)
-    together, _ = session.forward(mx.array([[*session.carried, *fed]], mx.int32))
-    together = together[:, -block:][:, :kept]
-    alone = []
-    for token in tokens[:kept]:
-        logits, _ = target.target.forward(mx.array([[token]]), singles, None)
-        wait(logits)
-        alone.append(logits)
-    wait(together)
-    session.commit(tokens[:kept], None)
-    return together, mx.concatenate(alone, axis=1)
 
 
 def plain_gap(target: LoadedTarget, prompt: Sequence[int], position: int, chunk: int) -> float:

@@ -36,18 +36,12 @@ TOO_FEW_TO_TIME = f"a speed needs {FEWEST_SAMPLES} prompts and more than {FEWEST
 
 @dataclass(frozen=True, kw_only=True)
 class Switches(measure.SetSwitches):
-    """What the command line can set about a throughput evaluation.
-
-    Attributes:
-        ignore_stops: a control arm decodes every prompt past its stop tokens up to ``max_tokens``, which
-            shows what forced over-generation does to acceptance and speed.
-        min_stops: claim this share of texts that end at a stop token.
-    """
+    """What the command line can set about a throughput evaluation."""
 
     claim: str = "auto"
     min_speedup: float = 1.0
     min_stops: float | None = measure.at_least(None, CLAIMED["natural_stops"].lowest, 1)
-    ignore_stops: bool = False
+    ignore_stops: bool = False  # a control arm shows what over-generation does to acceptance and speed
 
     def check(self) -> None:
         """Raise ConfigurationError where a switch does not make sense."""
@@ -131,8 +125,7 @@ def _check(engine: Engine, switches: Switches, compares: bool) -> None:
 
 def _unwatched(evaluation: measure.Evaluation) -> str | None:
     """Why the load says nothing about most rows: an earlier process ran them."""
-    rows = [row for arm in evaluation.arms for row in arm.samples]
-    timed = sum(row["prefill_s"] + row["decode_s"] for row in rows)
+    timed = sum(row["prefill_s"] + row["decode_s"] for arm in evaluation.arms for row in arm.samples)
     seconds = evaluation.watch.timed_load.seconds
     if seconds < WATCHED * timed:
         return f"the load was measured for {seconds:.1f} s of {timed:.1f} timed seconds (a resumed run)"

@@ -6,8 +6,7 @@ once, and offered to every layer as extra keys and values. The *block* is [bonus
 with the target's table; its rows attend to the context and to each other, and the target's own head turns
 the rows after the first into drafts.
 
-Parameters carry the published names. What DFlash 2 adds is in `engine.networks.dflash2`. Embedding, head and
-acceptance live with the target and the drafter logic.
+Parameters have the published names. What DFlash 2 adds is in `engine.networks.dflash2`.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,10 +44,7 @@ class LayerContext:
         self.buffers: list[mx.array] = []  # keys and values, or the parts of their codes
 
     def extend(self, keys: mx.array, values: mx.array, new: int) -> tuple[mx.array, mx.array, int]:
-        """Append rows [1, KV heads, new + block, head dim], the first ``new`` are committed.
-
-        Returns keys and values to attend to, and how many of their rows are context.
-        """
+        """Append rows [1, KV heads, new + block, head dim]; return all to attend to, of them the context."""
         codec = self._codec
         if codec is None:
             self._write([keys, values])
@@ -72,11 +68,9 @@ class LayerContext:
 
     @property
     def _most(self) -> int:
-        """Rows that a query may see."""
         return self.length if self.keep is None else self.sink + self.keep
 
     def _write(self, rows: Sequence[mx.array]) -> None:
-        """Put rows behind the committed ones, in larger buffers where they do not fit."""
         count = rows[0].shape[2]
         if not self.buffers or self.length + count > self.buffers[0].shape[2]:
             held = self.length if self.keep is None else min(self.length, self._most + SPARE)
@@ -88,16 +82,14 @@ class LayerContext:
             buffer[..., self.length : self.length + count, :] = each
 
     def _visible(self, buffer: mx.array, ahead: int) -> mx.array:
-        """The rows that a query may see, and ``ahead`` more behind the committed ones."""
         return self._rows(buffer, min(self.length, self._most), ahead)
 
     def _rows(self, buffer: mx.array, count: int, ahead: int = 0) -> mx.array:
         """The pinned and the newest committed rows, ``count`` together, and ``ahead`` behind them."""
-        pinned, end = min(self.sink, count), self.length + ahead
-        newest = buffer[..., self.length - count + pinned : end, :]
-        if not pinned or count == self.length:
-            return buffer[..., self.length - count : end, :]
-        return mx.concatenate([buffer[..., :pinned, :], newest], axis=2)
+        pinned, first, end = min(self.sink, count), self.length - count, self.length + ahead
+        if not pinned or not first:
+            return buffer[..., first:end, :]
+        return mx.concatenate([buffer[..., :pinned, :], buffer[..., first + pinned : end, :]], axis=2)
 
     def wanted(self, new: int) -> list[tuple[int, int]]:
         """Which of ``new`` rows to come a later query can see, as ranges; only these need be computed."""
@@ -126,7 +118,6 @@ class LayerContext:
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of the buffers."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
@@ -134,7 +125,7 @@ class Context:
     """What the network remembers of one sequence: a `LayerContext` for each layer, all at one position."""
 
     def __init__(self, config: DFlashConfig, policy: KVPolicy = NATIVE) -> None:
-        """Start empty; a policy with a window bounds full layers, and narrows sliding ones without a sink."""
+        """A policy with a window bounds full layers, and narrows sliding ones without a sink."""
         code = CODES[policy.kind].codec(policy.values, config.head_dim) if policy.coded else None
         self.layers = []
         for layer in range(config.num_hidden_layers):
@@ -157,7 +148,6 @@ class Context:
         return True
 
     def mark(self) -> Callable[[], None]:
-        """Note the positions seen; what is returned goes back to them."""
         offset, layers = self.offset, [layer.mark() for layer in self.layers]
 
         def back() -> None:
@@ -169,7 +159,6 @@ class Context:
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of all layers."""
         return sum(layer.nbytes for layer in self.layers)
 
 
@@ -177,7 +166,6 @@ class RMSNorm(nn.RMSNorm):
     """RMS norm in two kernels on a CPU, where mlx's own is seven operations; Metal has one kernel for it."""
 
     def __call__(self, rows: mx.array) -> mx.array:
-        """[..., D] to [..., D]."""
         norm = mx.fast.rms_norm if mx.metal.is_available() else _compiled_norm
         normal: mx.array = norm(rows, self.weight, self.eps)
         return normal
@@ -209,10 +197,7 @@ class Attention(nn.Module):
     def __call__(
         self, block: mx.array, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext
     ) -> mx.array:
-        """Attention of normalised block rows [1, B, hidden], which gives [1, B, hidden].
-
-        New context rows [1, S, hidden], S may be 0, extend ``memory``; ``angles`` are of the S + B positions.
-        """
+        """Of block rows [1, B, hidden]; S ≥ 0 new context rows extend ``memory``, ``angles`` are of S + B."""
         length, new = block.shape[1], context.shape[1]
         rows = mx.concatenate([context, block], axis=1) if new else block  # [1, S + B, hidden]
         queries = self.q_norm(self.q_proj(block).reshape(1, length, self.heads, self.head_dim))
@@ -235,7 +220,6 @@ class Attention(nn.Module):
         return keys, self.v_proj(rows).reshape(shape).transpose(0, 2, 1, 3)
 
     def _mask(self, length: int, seen: int) -> mx.array | str | None:
-        """Which of ``seen`` context rows and ``length`` block rows each block row sees (True: sees)."""
         if self.window is None or seen + length <= self.window:  # the window hides nothing
             return "causal" if self.causal else None
         return _window_mask(length, seen, self.window, self.causal)
@@ -262,13 +246,10 @@ class MLP(nn.Module):
         self.product = mx.compile(lambda gate, up: activation(gate) * up)
 
     def __call__(self, rows: mx.array) -> mx.array:
-        """[1, B, hidden] to [1, B, hidden]."""
         return self.down_proj(self.product(self.gate_proj(rows), self.up_proj(rows)))
 
 
 class Layer(nn.Module):
-    """Pre-norm transformer layer over the block rows."""
-
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.self_attn = Attention(config, layer)
@@ -279,13 +260,12 @@ class Layer(nn.Module):
     def __call__(
         self, rows: mx.array, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext
     ) -> mx.array:
-        """See `Attention.__call__`."""
         rows = rows + self.self_attn(self.input_layernorm(rows), context, rotary, angles, memory)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
 
 class DFlash(nn.Module):
-    """The whole drafter network, without embedding and head (they are the target's)."""
+    """The network without embedding and head, which are the target's."""
 
     layer_class: type[Layer] = Layer
 
@@ -299,17 +279,12 @@ class DFlash(nn.Module):
         self.rope = Rotary(config.rotary, config.head_dim)
 
     def __call__(self, embeddings: mx.array, taps: mx.array, context: Context) -> mx.array:
-        """Draft one block, first adding the context rows that are new.
+        """Draft one block: normalised hidden states of its rows, [1, B, hidden].
 
         Args:
-            embeddings: the block's embeddings as the target's first layer receives them, times
-                ``input_embedding_scale``, [1, B, hidden].
-            taps: concatenated target layer outputs of the new committed positions,
-                [1, S, len(target_layer_ids)·hidden]; S may be 0.
+            embeddings: as the target's first layer gets them, but scaled, [1, B, hidden].
+            taps: target layer outputs at S ≥ 0 new committed positions, [1, S, K·hidden].
             context: the sequence so far; on return it holds S more positions.
-
-        Returns:
-            Normalised hidden states of the block rows, [1, B, hidden].
         """
         length = embeddings.shape[1]
         if taps.shape[1] > SPARE:  # many rows: a sliding layer need not compute those it cannot see
@@ -326,7 +301,6 @@ class DFlash(nn.Module):
         return hidden
 
     def absorb(self, taps: mx.array, context: Context, *, ahead: int = 0) -> None:
-        """Add committed positions without drafting; ``ahead`` more count towards the sequence's length."""
         features, new = self._features(taps), taps.shape[1]
         angles = self.rope.angles(context.offset, new, context.offset + new + ahead)
         for layer, memory in zip(self.layers, context.layers, strict=True):

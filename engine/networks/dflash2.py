@@ -24,7 +24,6 @@ CODEBOOKS = ("predecessor_codebook", "successor_codebook")
 
 
 def build_network(config: DFlashConfig) -> DFlash:
-    """The network of a configuration, DFlash or DFlash 2, weights random."""
     return DFlash(config) if config.second is None else DFlash2(config)
 
 
@@ -54,8 +53,6 @@ class Convolution(nn.Module):
 
 
 class Layer2(Layer):
-    """A layer with convolutions in front of and behind attention and feed-forward."""
-
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__(config, layer)
         assert config.second is not None  # noqa: S101 - `build_network` sees to it
@@ -65,7 +62,7 @@ class Layer2(Layer):
     def __call__(
         self, rows: mx.array, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext
     ) -> mx.array:
-        """See `Layer.__call__`. Only block rows are convolved, never context rows."""
+        # Only block rows are convolved, never context rows.
         normal = self.input_layernorm(rows)
         front, behind = self.attention_conv.kernels(normal)
         mixed = self.attention_conv(normal, front)
@@ -77,21 +74,14 @@ class Layer2(Layer):
 
 
 class Candidates(NamedTuple):
-    """The best tokens of n positions and what each scores behind each possible predecessor.
+    """The best tokens of n positions and what each scores behind each possible predecessor."""
 
-    Attributes:
-        tokens: int32 [n, k], in no particular order.
-        scores: [n, k, k]; ``scores[i, j]`` are those of the k tokens at position i if token j was chosen at
-            position i - 1. At position 0 the predecessor is the bonus token, whatever j.
-    """
-
-    tokens: mx.array
+    tokens: mx.array  # int32 [n, k], in no particular order
+    # [n, k, k]; [i, j] are those of the tokens at i if token j came at i - 1: at 0 the bonus, whatever j.
     scores: mx.array
 
 
 class CandidateSelector(nn.Module):
-    """Scores candidates along the path."""
-
     def __init__(self, config: DFlashConfig, second: Second) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.top_k = second.selector_top_k
@@ -110,8 +100,6 @@ class CandidateSelector(nn.Module):
 
 
 class DFlash2(DFlash):
-    """The DFlash 2 network."""
-
     layer_class = Layer2
 
     def __init__(self, config: DFlashConfig) -> None:

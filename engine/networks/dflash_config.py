@@ -5,7 +5,7 @@ error that names it. Fields that do not (dropout, initialiser, transformers' boo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any
 
@@ -13,12 +13,13 @@ from engine.errors import ModelError
 from engine.networks.rotary import RotaryConfig, rotary_config
 
 LARGEST_SIZE = 2**31  # sizes are 32-bit numbers
-LARGEST_BLOCK = 512  # tokens; twice as many may be asked for
-LARGEST_CHOICE = 4096  # candidates a position; their pairs are scored
-LARGEST_HEAD = 4096  # its frequencies are computed one by one before the weights are looked at
+LARGEST = {
+    "block_size": 512,  # tokens; twice as many may be asked for
+    "selector_top_k": 4096,  # candidates a position; their pairs are scored
+    "head_dim": 4096,  # its frequencies are computed one by one before the weights are looked at
+}
 SLIDING, FULL = "sliding_attention", "full_attention"
 KINDS = {"DFlashDraftModel": "dflash", "DFlash2DraftModel": "dflash2"}  # by the published architecture
-SECOND_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 NESTED_KEYS = {
     "target_layer_ids", "mask_token_id", "block_size", "input_embedding_scale", "output_multiplier",
     "final_logit_softcapping",
@@ -30,8 +31,6 @@ HEAD_DIM, WINDOW, FIRST_SLIDING_LAYER = 128, 4096, 28
 
 @dataclass(frozen=True)
 class Second:
-    """What DFlash 2 has besides."""
-
     conv_kernel_size: int  # block rows a convolution sees, the row itself included
     conv_group_size: int  # channels that share a dynamic kernel
     selector_rank: int  # width of the codebooks that score pairs of neighbours
@@ -67,52 +66,48 @@ class DFlashConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "DFlashConfig":
-        """Read a ``config.json``. Values of ``dflash_config`` go before those of the top level.
-
-        ModelError where a field is missing, of the wrong kind, or says what this network does not have.
-        """
+        """Read a ``config.json``; values of ``dflash_config`` go before those of the top level."""
         kind = _kind(raw)
         nested = raw.get("dflash_config") or {}
         if not isinstance(nested, Mapping):
             raise _fault(f"dflash_config must be an object, not {nested!r}")
-        known = NESTED_KEYS | set(SECOND_KEYS if kind == "dflash2" else ())
-        if unknown := sorted(set(nested) - known):
+        second_keys = [each.name for each in fields(Second)] if kind == "dflash2" else []
+        if unknown := sorted(nested.keys() - NESTED_KEYS - {*second_keys}):
             raise ModelError(f"dflash_config: unknown fields {', '.join(unknown)}")
-        fields = _Fields({**raw, **{name: value for name, value in nested.items() if value is not None}})
-        layers, heads = fields.integer("num_hidden_layers"), fields.integer("num_attention_heads")
-        window = fields.integer("sliding_window", WINDOW if raw.get("use_sliding_window") else 0)
-        head_dim = fields.integer("head_dim", HEAD_DIM)
-        softcap = fields.number("final_logit_softcapping", 0.0)
+        read = _Fields({**raw, **{name: value for name, value in nested.items() if value is not None}})
+        layers, heads = read.integer("num_hidden_layers"), read.integer("num_attention_heads")
+        window = read.integer("sliding_window", WINDOW if raw.get("use_sliding_window") else 0)
+        head_dim = read.integer("head_dim", HEAD_DIM)
+        softcap = read.number("final_logit_softcapping", 0.0)
         config = cls(
-            hidden_size=fields.integer("hidden_size"),
+            hidden_size=read.integer("hidden_size"),
             num_hidden_layers=layers,
             num_attention_heads=heads,
-            num_key_value_heads=fields.integer("num_key_value_heads", heads),
+            num_key_value_heads=read.integer("num_key_value_heads", heads),
             head_dim=head_dim,
-            intermediate_size=fields.integer("intermediate_size"),
-            vocab_size=fields.integer("vocab_size"),
-            rms_norm_eps=fields.number("rms_norm_eps"),
+            intermediate_size=read.integer("intermediate_size"),
+            vocab_size=read.integer("vocab_size"),
+            rms_norm_eps=read.number("rms_norm_eps"),
             rotary=rotary_config(raw, head_dim),
-            block_size=fields.integer("block_size"),
-            target_layer_ids=fields.integers("target_layer_ids"),
-            mask_token_id=fields.integer("mask_token_id", least=0),
-            layer_types=_layer_types(fields, layers, window),
-            num_target_layers=fields.integer("num_target_layers", 0) or None,
+            block_size=read.integer("block_size"),
+            target_layer_ids=read.integers("target_layer_ids"),
+            mask_token_id=read.integer("mask_token_id", least=0),
+            layer_types=_layer_types(read, layers, window),
+            num_target_layers=read.integer("num_target_layers", 0) or None,
             sliding_window=window or None,
-            is_causal=fields.switch("is_causal"),
-            attention_bias=bool(fields.switch("attention_bias")),
+            is_causal=read.switch("is_causal"),
+            attention_bias=bool(read.switch("attention_bias")),
             hidden_act=str(raw.get("hidden_act", "silu")),
-            input_embedding_scale=fields.number("input_embedding_scale", 1.0),
-            output_multiplier=fields.number("output_multiplier", 1.0),
+            input_embedding_scale=read.number("input_embedding_scale", 1.0),
+            output_multiplier=read.number("output_multiplier", 1.0),
             final_logit_softcapping=softcap if softcap > 0 else None,
-            second=Second(*(fields.integer(name) for name in SECOND_KEYS)) if kind == "dflash2" else None,
+            second=Second(*map(read.integer, second_keys)) if second_keys else None,
         )
-        config._check()
-        config._check_sizes()
+        config._check_layers()
+        config._check_ids()
         return config
 
-    def _check(self) -> None:
-        layers, ids = self.num_target_layers, self.target_layer_ids
+    def _check_layers(self) -> None:
         if len(self.layer_types) != self.num_hidden_layers:
             raise _fault(
                 f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers"
@@ -127,30 +122,22 @@ class DFlashConfig:
             raise _fault(f"head_dim {self.head_dim} is odd; its halves are rotated against each other")
         if self.num_attention_heads % self.num_key_value_heads:
             raise _fault(f"{self.num_attention_heads} heads are no multiple of {self.num_key_value_heads}")
+        if self.second is not None and self.hidden_size % (group := self.second.conv_group_size):
+            raise _fault(f"hidden_size {self.hidden_size} is no multiple of conv_group_size {group}")
+
+    def _check_ids(self) -> None:
+        layers, ids = self.num_target_layers, self.target_layer_ids
         if not ids:
             raise _fault("target_layer_ids is empty")
         if min(ids) < 0 or (layers is not None and max(ids) >= layers):
             raise _fault(f"target_layer_ids {list(ids)} do not fit {layers} target layers")
         if self.mask_token_id >= self.vocab_size:
             raise _fault(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
-
-    def _check_sizes(self) -> None:
-        group, top_k = (self.second.conv_group_size, self.second.selector_top_k) if self.second else (1, 0)
-        if self.hidden_size % group:
-            raise _fault(f"hidden_size {self.hidden_size} is no multiple of conv_group_size {group}")
-        if top_k > self.vocab_size:
+        if self.second is not None and (top_k := self.second.selector_top_k) > self.vocab_size:
             raise _fault(f"selector_top_k {top_k} exceeds the vocabulary of {self.vocab_size}")
-        for name, value, most in (
-            ("block_size", self.block_size, LARGEST_BLOCK),
-            ("head_dim", self.head_dim, LARGEST_HEAD),
-            ("selector_top_k", top_k, LARGEST_CHOICE),
-        ):
-            if value > most:
-                raise _fault(f"{name} must be at most {most}, not {value}")
 
     @property
     def kind(self) -> str:
-        """``dflash`` or ``dflash2``."""
         return "dflash" if self.second is None else "dflash2"
 
     def window(self, layer: int) -> int | None:
@@ -173,11 +160,9 @@ class _Fields:
         self._values = values
 
     def get(self, name: str, default: Any = None) -> Any:
-        value = self._values.get(name)
+        value = default if self._values.get(name) is None else self._values[name]
         if value is None:
-            if default is None:
-                raise _fault(f"{name} is missing")
-            return default
+            raise _fault(f"{name} is missing")
         return value
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
@@ -190,6 +175,8 @@ class _Fields:
             raise _fault(f"{name} must be {wanted}, not {value}")
         if value >= LARGEST_SIZE:
             raise _fault(f"{name} must be less than {LARGEST_SIZE}, not {value}")
+        if value > LARGEST.get(name, LARGEST_SIZE):
+            raise _fault(f"{name} must be at most {LARGEST[name]}, not {value}")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -4,8 +4,8 @@ The published checkpoints (Qwen3-0.6B-diffusion-mdlm and its kin, ``model_type``
 with its own parameter names; only the causal mask is gone, and row i of the logits is a guess at token i
 itself, not at the one after it. Layers are mlx-lm's, called without a mask; so are quantized checkpoints.
 
-The drafter decides which masks are filled when. Sliding layers do not exist in this layout: a
-``sliding_window`` in the config is ignored, as the published code does.
+Sliding layers do not exist in this layout: a ``sliding_window`` in the config is ignored, as the published
+code does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,6 @@ CLASSES = ("A2DQwen3LMHeadModel",)
 
 
 class MaskedDiffusionModel(nn.Module):
-    """The network with embedding and head."""
-
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.args = args
@@ -34,10 +32,7 @@ class MaskedDiffusionModel(nn.Module):
             self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
 
     def __call__(self, tokens: mx.array, rows: mx.array) -> mx.array:
-        """Logits [M, V] at positions ``rows``, int32 [M], of a text with its masks, ``tokens`` [1, N].
-
-        Rotary positions count from the first token; norm and head are computed for the rows alone.
-        """
+        """Logits [M, V] at positions ``rows``, int32 [M], of a text with its masks, ``tokens`` [1, N]."""
         hidden = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             hidden = layer(hidden)  # no mask, no cache
@@ -47,23 +42,13 @@ class MaskedDiffusionModel(nn.Module):
         return logits
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Drop the copy of a tied head, as mlx-lm does on loading."""
         if self.args.tie_word_embeddings:
             weights.pop("lm_head.weight", None)
         return weights
 
     @property
     def layers(self) -> Sequence[nn.Module]:
-        """The decoder layers, where mlx-lm looks for them."""
         return self.model.layers
-
-
-def is_masked_diffusion(config: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` names a model of this layout."""
-    names = config.get("architectures")
-    return config.get("model_type") in MODEL_TYPES or (
-        isinstance(names, list) and any(name in CLASSES for name in names if isinstance(name, str))
-    )
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[MaskedDiffusionModel], type[ModelArgs]]:

@@ -32,8 +32,6 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ProjectorConfig:
-    """A projector's ``config.json``, checked."""
-
     target: str  # digest of the weights of the target it was trained for
     drafter: str  # … of the drafter
     taps: tuple[int, ...]  # target layers the drafter reads
@@ -63,7 +61,6 @@ class ProjectorConfig:
         return cls(str(digests[0]), str(digests[1]), tuple(taps), int(raw["feature_size"]), shapes)
 
     def document(self) -> dict[str, Any]:
-        """The fields as the file has them."""
         return {
             "format": FORMAT,
             "target_sha256": self.target,
@@ -85,8 +82,6 @@ def _is_shape(entry: Any) -> bool:
 
 
 class LayerProjection(nn.Module):
-    """Keys and values of one layer."""
-
     def __init__(self, features: int, shape: LayerShape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.k_proj = nn.Linear(features, shape.keys)
@@ -97,7 +92,6 @@ class LayerProjection(nn.Module):
         return self.k_proj(features), self.v_proj(features)
 
     def check(self, path: Path, layer: int, widths: tuple[int, int]) -> None:
-        """Raise ModelError where keys and values of the target's layer have other widths."""
         own = (int(self.k_proj.weight.shape[0]), int(self.v_proj.weight.shape[0]))
         if own != widths:
             raise ModelError(
@@ -107,8 +101,6 @@ class LayerProjection(nn.Module):
 
 
 class Projector(nn.Module):
-    """All restored layers."""
-
     def __init__(self, config: ProjectorConfig) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.config = config

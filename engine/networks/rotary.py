@@ -6,20 +6,20 @@ long the sequence is by now; mlx-lm has no class for these. Rotating means, for 
 of a head at position p, (x, y) → (x cos pω - y sin pω, y cos pω + x sin pω), times an attention factor that
 only some types have.
 
-On Metal one kernel rotates. mlx's CPU backend would compute the same cosines for every layer, for queries and
-keys alike; there they are computed once for many positions and shared.
+On Metal one kernel rotates. On a CPU it would compute the same cosines for every layer, for queries and keys
+alike; there they are computed once for many positions and shared.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, floor, log, pi, sqrt
+from math import ceil, floor, inf, log, pi, sqrt
 from typing import Any
 
 import mlx.core as mx
 
 from engine.errors import ModelError
 
-# What each type needs besides the base, and what it may have; transformers' names.
+# Fields each type needs besides the base, and those it may have; transformers' names.
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -66,12 +66,10 @@ class RotaryConfig:
 
     @property
     def grows(self) -> bool:
-        """Whether the frequencies depend on the length of the sequence."""
         return self.kind in ("dynamic", "longrope")
 
     @property
     def attention_factor(self) -> float:
-        """What rotated queries and keys are multiplied with."""
         fields = self.fields
         if fields.get("attention_factor") is not None:
             return float(fields["attention_factor"])
@@ -114,10 +112,7 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
-    """Read ``rope_scaling`` or ``rope_parameters`` of a drafter's config.json, and the base there or outside.
-
-    ModelError where the type is not known, or a field is missing, unknown or of the wrong kind.
-    """
+    """Read ``rope_scaling`` or ``rope_parameters`` of a drafter's config.json, the base there or outside."""
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping):
         raise ModelError(f"drafter rope parameters must be an object, not {scaling!r}")
@@ -133,41 +128,43 @@ def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
     if given.pop("partial_rotary_factor", 1.0) != 1.0 and kind != "default":
         raise ModelError(f"drafter rope_type {kind!r} does not go with a partial_rotary_factor")
     if odd := sorted(given.keys() - {*NEEDED[kind], *OPTIONAL.get(kind, ()), ORIGINAL}):
-        raise ModelError(f"drafter rope parameters: unknown fields {', '.join(odd)} for {kind!r}")
+        raise _fault(f"unknown fields {', '.join(odd)} for {kind!r}")
     if missing := [name for name in NEEDED[kind] if name not in given]:
-        raise ModelError(f"drafter rope parameters: {missing[0]} is missing for {kind!r}")
+        raise _fault(f"{missing[0]} is missing for {kind!r}")
     if isinstance(raw.get(ORIGINAL), int | float):
         given[ORIGINAL] = raw[ORIGINAL]
     fields: dict[str, Any] = {ORIGINAL: positions}
     for name, value in given.items():
         fields[name] = _factors(name, value, head_dim) if name in NEEDED["longrope"] else _number(name, value)
     if kind == "llama3" and not fields["low_freq_factor"] < fields["high_freq_factor"]:
-        raise ModelError("drafter rope parameters: low_freq_factor must be less than high_freq_factor")
+        raise _fault("low_freq_factor must be less than high_freq_factor")
     if kind == "dynamic" and head_dim < 4:
         raise ModelError(f"drafter rope_type 'dynamic' needs a head_dim of at least 4, not {head_dim}")
     if kind == "longrope" and fields[ORIGINAL] <= 1:
-        raise ModelError(f"drafter rope parameters: {ORIGINAL} must be more than 1, not {fields[ORIGINAL]}")
+        raise _fault(f"{ORIGINAL} must be more than 1, not {fields[ORIGINAL]}")
     return RotaryConfig(kind, _number("rope_theta", theta), int(positions), fields)
 
 
 def _number(name: str, value: Any) -> float | bool:
     if name == "truncate" and isinstance(value, bool):
         return value
-    if name.startswith("mscale") and type(value) in (int, float) and value == 0:
-        return 0.0
-    if type(value) not in (int, float) or not 0 < value < float("inf"):
-        raise ModelError(f"drafter rope parameters: {name} must be a positive number, not {value!r}")
+    may_be_zero = name.startswith("mscale")
+    if type(value) not in (int, float) or not (0 < value < inf or (may_be_zero and value == 0)):
+        raise _fault(f"{name} must be a positive number, not {value!r}")
     if value > LARGEST:
-        raise ModelError(f"drafter rope parameters: {name} must be at most {LARGEST:g}, not {value!r}")
+        raise _fault(f"{name} must be at most {LARGEST:g}, not {value!r}")
     number: float = value
     return number
 
 
 def _factors(name: str, value: Any, head_dim: int) -> tuple[float, ...]:
-    """The factors of longrope, one for each pair."""
     if not isinstance(value, list) or len(value) != head_dim // 2:
-        raise ModelError(f"drafter rope parameters: {name} must hold {head_dim // 2} numbers")
+        raise _fault(f"{name} must hold {head_dim // 2} numbers")
     return tuple(_number(name, item) for item in value)
+
+
+def _fault(what: str) -> ModelError:
+    return ModelError(f"drafter rope parameters: {what}")
 
 
 @dataclass(frozen=True)
@@ -212,13 +209,10 @@ class Rotary:
             return Angles(first, periods, None)
         if self.config.grows:
             return Angles(first, periods, self._turns(first, count, periods))
-        if (
-            self._table is None
-            or first < self._table[0]
-            or first + count > self._table[0] + len(self._table[1])
-        ):
-            self._table = (first, *self._turns(first, max(count, self.ahead), periods))
-        start, cos, sin = self._table
+        table = self._table
+        if table is None or not table[0] <= first <= table[0] + len(table[1]) - count:
+            table = self._table = (first, *self._turns(first, max(count, self.ahead), periods))
+        start, cos, sin = table
         return Angles(first, periods, (cos[first - start :][:count], sin[first - start :][:count]))
 
     def rotate(self, rows: mx.array, angles: Angles) -> mx.array:

@@ -1,13 +1,4 @@
-"""The HTTP application: who may ask and how much, the routes, and errors as documents.
-
-    Host      of a server that listens on this machine alone: only this machine's names, so that a web page
-              whose name was bound to this address reaches nothing (421; Starlette's middleware says 400)
-    Origin    of a web page: refused unless it was allowed (CORS is off by default)
-    key       ``Authorization: Bearer KEY``, compared in constant time; /health needs none
-    body      JSON, of a bounded size whatever its header says, in a bounded time
-
-Each request gets a record, which is logged and counted when the request has ended.
-"""
+"""The HTTP application: who may ask and how much, the routes, and errors as documents."""
 
 import asyncio
 import hashlib
@@ -34,31 +25,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.errors import ConfigurationError, EngineError, ModelNotHere
 from engine.registry import SEPARATOR, ModelEntry, Places, locate
+from engine.server import schema
 from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord
-from engine.server.schema import (
-    ERRORS,
-    UNSUPPORTED_PATHS,
-    ChatCompletion,
-    ChatRequest,
-    ErrorReply,
-    Health,
-    ModelList,
-    ModelReply,
-    Refusal,
-    TextCompletion,
-    TextRequest,
-    refusal_of,
-    unsupported,
-)
-from engine.server.service import (
-    BUG,
-    CompletionResponse,
-    Message,
-    Receive,
-    Send,
-    Service,
-    send_refusal,
-)
+from engine.server.schema import ERRORS, UNSUPPORTED_PATHS, Refusal, refusal_of, unsupported
+from engine.server.service import BUG, CompletionResponse, Message, Receive, Send, Service, send_refusal
 
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
@@ -102,13 +72,12 @@ def digest(key: str) -> bytes:
 
 
 class AccessGuard:
-    """ASGI middleware that applies the rules, reads the body, and keeps the request's record."""
+    """ASGI middleware that applies the rules, reads the body, and logs and counts the request's record."""
 
     def __init__(self, app: App, rules: AccessRules, metrics: Metrics) -> None:
         self._app, self._rules, self._metrics = app, rules, metrics
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Let a request in, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -145,8 +114,8 @@ class AccessGuard:
             self._metrics.count(record, route)
 
     def _check(self, record: RequestRecord, headers: Headers) -> None:
-        """Raise Refusal for a request that may not come in."""
         rules, path = self._rules, record.path
+        # so that a web page whose name was bound to this address reaches nothing; Starlette's own says 400
         host = PORT.sub("", headers.get("host", "")).lower()
         if rules.hosts and host not in rules.hosts:
             raise Refusal(
@@ -174,7 +143,6 @@ class AccessGuard:
             raise Refusal(415, "send the body as Content-Type: application/json", code="wrong_content_type")
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body; raise Refusal where it is too large, or too slow."""
         most, parts, size = self._rules.largest_body, list[bytes](), 0
         too_large = Refusal(
             413, f"the body has more than {most} bytes, the most this server takes", code="too_large"
@@ -218,19 +186,16 @@ class BoundedProtocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-        """Wait for the first request."""
         super().connection_made(transport)
         if len(self.connections) > self.most:
             transport.abort()
         self._wait_for_head()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         super().on_response_complete()
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
         super().connection_lost(exc)
         if self._deadline is not None:
             self._deadline.cancel()
@@ -265,7 +230,6 @@ def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAP
         lifespan=lifespan,
         docs_url=None,  # pages that load scripts from elsewhere
         redoc_url=None,
-        responses={},
     )
     _add_completions(api, service, log_content=log_content)
     _add_listing(api, service, metrics)
@@ -286,36 +250,41 @@ def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> No
             dependencies=KEYED,
         )
 
-    def answer(body: ChatRequest | TextRequest, request: Request) -> Response:
+    def answer(body: schema.ChatRequest | schema.TextRequest, request: Request) -> Response:
         record: RequestRecord = request.state.record
         record.stream = bool(body.stream)
         return CompletionResponse(service, body, record, log_content=log_content)
 
-    @route("/v1/chat/completions", "chat", ChatCompletion)
-    async def chat(body: ChatRequest, request: Request) -> Response:
+    @route("/v1/chat/completions", "chat", schema.ChatCompletion)
+    async def chat(body: schema.ChatRequest, request: Request) -> Response:
         """Answer a conversation; with `stream`, as events that end with `[DONE]`."""
         return answer(body, request)
 
-    @route("/v1/completions", "complete", TextCompletion)
-    async def complete(body: TextRequest, request: Request) -> Response:
+    @route("/v1/completions", "complete", schema.TextCompletion)
+    async def complete(body: schema.TextRequest, request: Request) -> Response:
         """Continue a text; with `stream`, as events that end with `[DONE]`."""
         return answer(body, request)
 
 
 def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
     @api.get("/v1/models", responses=_refusals(401, 403), dependencies=KEYED)
-    async def models() -> ModelList:
+    async def models() -> schema.ModelList:
         """The registry's models, each once by its name and once for each KV channel."""
-        return ModelList(data=cards(service))
+        found = []
+        for entry in service.registry.entries:
+            ids = {entry.name: entry.default_channel}
+            ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
+            found += _cards(service, entry, ids)
+        return schema.ModelList(data=found)
 
     @api.get("/v1/models/{identifier}", responses=_refusals(400, 401, 403, 404), dependencies=KEYED)
-    async def model(identifier: Annotated[str, Path(max_length=200)]) -> ModelReply:
+    async def model(identifier: Annotated[str, Path(max_length=200)]) -> schema.ModelReply:
         """One of them."""
         entry, channel = service.registry.resolve(identifier)
         return _cards(service, entry, {identifier: channel.name})[0]
 
-    @api.get("/health", responses={503: {"model": Health}})
-    async def health(response: Response) -> Health:
+    @api.get("/health", responses={503: {"model": schema.Health}})
+    async def health(response: Response) -> schema.Health:
         """Whether requests are served; needs no key."""
         reason = None
         if service.closing:
@@ -324,7 +293,7 @@ def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
             reason = "the engine's thread died; the server's log says why"
         response.status_code = 503 if reason else 200
         active = service.scheduler.stats.active
-        return Health(
+        return schema.Health(
             status="unavailable" if reason else "ok",
             reason=reason,
             version=version("kakeya-mac"),
@@ -339,20 +308,10 @@ def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
 
 
 def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorReply, "description": ERRORS[status][1]} for status in statuses}
+    return {status: {"model": schema.ErrorReply, "description": ERRORS[status][1]} for status in statuses}
 
 
-def cards(service: Service) -> list[ModelReply]:
-    """Describe every id that a request may name."""
-    found = []
-    for entry in service.registry.entries:
-        ids = {entry.name: entry.default_channel}
-        ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
-        found += _cards(service, entry, ids)
-    return found
-
-
-def _cards(service: Service, entry: ModelEntry, ids: Mapping[str, str]) -> list[ModelReply]:
+def _cards(service: Service, entry: ModelEntry, ids: Mapping[str, str]) -> list[schema.ModelReply]:
     """Describe ids of one model, each with its channel."""
     why_not = None
     try:
@@ -371,7 +330,7 @@ def _cards(service: Service, entry: ModelEntry, ids: Mapping[str, str]) -> list[
     }
     default = service.registry.default
     return [
-        ModelReply(
+        schema.ModelReply(
             id=name, created=STARTED, x_kakeya=about | {"kv_channel": channel, "default": name == default}
         )
         for name, channel in ids.items()
@@ -401,7 +360,20 @@ def _openapi(api: FastAPI) -> dict[str, Any]:
 
 def _add_error_handlers(api: FastAPI) -> None:
     async def refuse(request: Request, error: Exception) -> Response:
-        refusal = _refusal(request, error)
+        refusal = BUG
+        match error:
+            case EngineError():
+                refusal = refusal_of(error)
+            case RequestValidationError():
+                refusal = _invalid(error)
+            case HTTPException(status_code=404):
+                refusal = Refusal(404, f"there is no {request.url.path}", code="not_found")
+            case HTTPException(status_code=400):  # FastAPI's error for a body that is not even broken JSON
+                refusal = Refusal(400, "the body is not JSON", code="invalid_json")
+            case HTTPException():
+                text = f"{request.method} {request.url.path}: {error.detail}"
+                status = 405 if error.status_code == 405 else 500
+                refusal = Refusal(status, text, code="invalid_request", headers=error.headers)
         request.state.record.error = refusal.code
         return JSONResponse(refusal.document(), refusal.status, refusal.headers)
 
@@ -409,25 +381,8 @@ def _add_error_handlers(api: FastAPI) -> None:
         api.add_exception_handler(kind, refuse)
 
 
-def _refusal(request: Request, error: Exception) -> Refusal:
-    match error:
-        case EngineError():
-            return refusal_of(error)
-        case RequestValidationError():
-            return _invalid(error)
-        case HTTPException(status_code=404):
-            return Refusal(404, f"there is no {request.url.path}", code="not_found")
-        case HTTPException(status_code=400):  # FastAPI's error for a body that is not even broken JSON
-            return Refusal(400, "the body is not JSON", code="invalid_json")
-        case HTTPException():
-            text = f"{request.method} {request.url.path}: {error.detail}"
-            status = 405 if error.status_code == 405 else 500
-            return Refusal(status, text, code="invalid_request", headers=error.headers)
-    return BUG
-
-
 def _invalid(error: RequestValidationError) -> Refusal:
-    """Make the refusal of a wrong body; of several errors, the one nested deepest."""
+    """Of several errors in a body, refuse the one nested deepest."""
     errors = error.errors()
     worst = max(errors, key=lambda each: len(_steps(each["loc"], error.body)))
     param = ".".join(_steps(worst["loc"], error.body)) or None

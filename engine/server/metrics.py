@@ -78,7 +78,6 @@ class Metrics(Collector):
     """The metrics of one server: requests and tokens as they end, the engine's state when asked."""
 
     def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
-        """Count from zero; `admitted` tells how many requests are served or wait."""
         self._stats, self._admitted = stats, admitted
         self._registry = own = CollectorRegistry()
         own.register(self)
@@ -101,7 +100,6 @@ class Metrics(Collector):
         }
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the engine's state as gauges."""
         now = self._stats()
         for name, text, value in (
             ("requests_active", "Requests that take turns in the engine", now.active),
@@ -131,5 +129,4 @@ class Metrics(Collector):
             counter.labels(model).inc(getattr(record, name))
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -14,19 +14,8 @@ from mlx_lm.server import process_message_content
 from engine.errors import PromptError, wrap_errors
 from engine.generate import THINKING_NAMES
 from engine.grammar import JSON_STYLE, Grammar, nameless
-from engine.server.schema import (
-    AnyRequest,
-    ChatRequest,
-    ChosenTool,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    Refusal,
-    TextRequest,
-    Tool,
-    invalid,
-    refusing,
-    unsupported,
-)
+from engine.server import schema
+from engine.server.schema import Refusal, invalid, refusing, unsupported
 from engine.server.sessions import LoadedModel
 
 # arguments of mlx-lm's and transformers' functions, which are not variables of a template
@@ -52,7 +41,7 @@ class RenderedPrompt:
 
 
 @refusing("messages")
-def chat_prompt(request: ChatRequest, model: LoadedModel) -> RenderedPrompt:
+def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedPrompt:
     """Render a conversation with the beginning of the assistant's turn; raise Refusal."""
     tokenizer = model.target.tokenizer
     tools = [] if request.tool_choice == "none" else request.tools or []
@@ -88,9 +77,10 @@ def chat_prompt(request: ChatRequest, model: LoadedModel) -> RenderedPrompt:
 
 
 @refusing("prompt")
-def text_prompt(request: TextRequest, model: LoadedModel) -> RenderedPrompt:
+def text_prompt(request: schema.TextRequest, model: LoadedModel) -> RenderedPrompt:
     """Tokenize a text, or check the token ids that were given; raise Refusal."""
-    prompt = request.one_prompt
+    given: Any = request.prompt
+    prompt = given[0] if isinstance(given, list) and not isinstance(given[0], int) else given
     if isinstance(prompt, list):
         most = model.target.target.vocab_size
         if odd := [token for token in prompt if token >= most]:
@@ -112,14 +102,14 @@ def _turn(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _callable(request: ChatRequest, tools: Sequence[Tool]) -> list[Tool]:
+def _callable(request: schema.ChatRequest, tools: Sequence[schema.Tool]) -> list[schema.Tool]:
     """The tools that the request lets the model call."""
     choice = request.tool_choice
-    chosen = choice.function.name if isinstance(choice, ChosenTool) else None
+    chosen = choice.function.name if isinstance(choice, schema.ChosenTool) else None
     return [tool for tool in tools if chosen in {None, tool.function.name}]
 
 
-def _switches(request: ChatRequest, model: LoadedModel) -> Mapping[str, Any]:
+def _switches(request: schema.ChatRequest, model: LoadedModel) -> Mapping[str, Any]:
     """The template's switches: the registry's, then the request's."""
     effort, given = request.reasoning_effort, request.chat_template_kwargs or {}
     switches = dict(model.entry.chat_template_kwargs)
@@ -173,41 +163,38 @@ def _too_long(size: str, model: LoadedModel, param: str) -> Refusal:
 # --- grammars -------------------------------------------------------------------------------------------
 
 
-def needs_grammar(request: AnyRequest) -> bool:
+def needs_grammar(request: schema.AnyRequest) -> bool:
     """Whether the answer is bound to a format or a call."""
     form = request.response_format
     return (form is not None and form.type != "text") or _demands_call(request)
 
 
 @refusing("response_format")
-def grammar_of(request: AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar | None:
+def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar | None:
     """Compile the grammar of an answer; None for free text; raise Refusal."""
     form = request.response_format
-    if isinstance(request, ChatRequest) and _demands_call(request):
+    if isinstance(request, schema.ChatRequest) and _demands_call(request):
         if form is not None and form.type != "text":
             raise invalid(
                 "response_format",
                 "response_format and a tool_choice that demands a call cannot both hold; leave one out",
             )
         return Grammar.lark(model.vocabulary, _call_grammar(request, model, prompt))
-    if isinstance(form, JsonSchemaFormat):
-        schema = form.json_schema.schema_
-    elif isinstance(form, JsonObjectFormat):
-        schema = ANY_OBJECT
-    else:
+    if form is None or form.type == "text":
         return None
-    if not (isinstance(request, ChatRequest) and model.target.tokenizer.has_thinking):
-        return Grammar.json_schema(model.vocabulary, schema)
-    return Grammar.lark(model.vocabulary, _after_reasoning(f"%json {_styled(schema)}", model, prompt))
+    wanted = form.json_schema.schema_ if form.type == "json_schema" else ANY_OBJECT
+    if not (isinstance(request, schema.ChatRequest) and model.target.tokenizer.has_thinking):
+        return Grammar.json_schema(model.vocabulary, wanted)
+    return Grammar.lark(model.vocabulary, _after_reasoning(f"%json {_styled(wanted)}", model, prompt))
 
 
-def _demands_call(request: AnyRequest) -> bool:
-    return isinstance(request, ChatRequest) and (
-        request.tool_choice == "required" or isinstance(request.tool_choice, ChosenTool)
+def _demands_call(request: schema.AnyRequest) -> bool:
+    return isinstance(request, schema.ChatRequest) and (
+        request.tool_choice == "required" or isinstance(request.tool_choice, schema.ChosenTool)
     )
 
 
-def _call_grammar(request: ChatRequest, model: LoadedModel, prompt: RenderedPrompt) -> str:
+def _call_grammar(request: schema.ChatRequest, model: LoadedModel, prompt: RenderedPrompt) -> str:
     """The grammar of one call of the tools, or of several."""
     tokenizer = model.target.tokenizer
     if getattr(tokenizer.tool_parser, "__module__", None) != JSON_CALLS:
@@ -242,9 +229,9 @@ def _mark(text: str, tokens: Sequence[int] | None) -> str:
     return f"<[{tokens[0]}]>" if tokens is not None and len(tokens) == 1 else _dump(text)
 
 
-def _styled(schema: dict[str, Any]) -> str:
-    """A schema for a grammar, with our style of blanks, whatever it says itself."""
-    return nameless(_dump(schema | {"x-guidance": JSON_STYLE}))
+def _styled(wanted: dict[str, Any]) -> str:
+    """A JSON Schema for a grammar, with our style of blanks, whatever it says itself."""
+    return nameless(_dump(wanted | {"x-guidance": JSON_STYLE}))
 
 
 def _dump(value: Any) -> str:

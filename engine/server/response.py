@@ -45,7 +45,14 @@ class ResponseBuilder(ABC):
         self._request, self._model, self.decoded = request, model, decode_request
         target = model.target
         self._stops = Stops(target.stops, decode_request.stop_texts, target.tokenizer)
-        self._parser = self._new_parser(target.tokenizer, prompt)
+        self._parser = OutputParser(
+            target.tokenizer,
+            self._stops,
+            prompt=prompt.tokens,
+            state=prompt.state,
+            tools=[tool.model_dump(exclude_none=True) for tool in getattr(request, "tools", None) or []],
+            plain=isinstance(request, schema.TextRequest),
+        )
         self.parsed, self.tokens = ParsedText(), list[int]()
         self._logprobs: list[PlacedLogprob] = []  # those sent or ready
         self._pending: list[PlacedLogprob] = []
@@ -57,7 +64,6 @@ class ResponseBuilder(ABC):
         }
 
     def begin(self) -> Iterator[schema.Reply]:
-        """Yield the chunks before the first token."""
         yield from ()
 
     def take(self, steps: Sequence[Step]) -> Iterator[schema.Reply]:
@@ -65,9 +71,9 @@ class ResponseBuilder(ABC):
         return self._chunk_of(*self.hear(steps))
 
     def end(self, ended: DecodeFinished) -> Iterator[schema.Reply]:
-        """Yield the last chunks."""
         yield from self._chunk_of(*self._rest())
-        provenance, separate = self.provenance(ended), self._request.wants_usage
+        provenance, options = self.provenance(ended), self._request.stream_options
+        separate = options is not None and options.include_usage
         choice = self._choice(ParsedText(), [], self.finish(ended))
         yield self._chunk([choice], x_kakeya=None if separate else provenance)
         if separate:
@@ -112,9 +118,6 @@ class ResponseBuilder(ABC):
             yield self._chunk([self._choice(parsed, logprobs, None)])
 
     @abstractmethod
-    def _new_parser(self, tokenizer: Any, prompt: RenderedPrompt) -> OutputParser: ...
-
-    @abstractmethod
     def _choice(
         self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
     ) -> Any: ...
@@ -126,7 +129,6 @@ class ResponseBuilder(ABC):
     def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply: ...
 
     def finish(self, ended: DecodeFinished) -> schema.Finish:
-        """Say why the answer ended."""
         if ended.outcome.finish == "length":
             return "length"
         return "tool_calls" if self.parsed.calls else "stop"
@@ -145,7 +147,6 @@ class ResponseBuilder(ABC):
         )
 
     def provenance(self, ended: DecodeFinished) -> schema.Provenance:
-        """Describe how the answer was made."""
         outcome = ended.outcome
         verified = [each for each in outcome.rounds if each.block > 1]
         drafted = sum(each.block - 1 for each in verified)
@@ -204,10 +205,6 @@ class ChatResponseBuilder(ResponseBuilder):
         """Yield the role, as OpenAI's streams begin."""
         yield self._chunk([schema.ChunkChoice(delta=schema.Delta(role="assistant", content=""))])
 
-    def _new_parser(self, tokenizer: Any, prompt: RenderedPrompt) -> OutputParser:
-        tools = [tool.model_dump(exclude_none=True) for tool in self._request.tools or []]
-        return OutputParser(tokenizer, self._stops, prompt=prompt.tokens, state=prompt.state, tools=tools)
-
     def _choice(
         self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
     ) -> schema.ChunkChoice:
@@ -258,29 +255,23 @@ class TextResponseBuilder(ResponseBuilder):
     prefix = "cmpl"
     _request: schema.TextRequest
 
-    def _new_parser(self, tokenizer: Any, prompt: RenderedPrompt) -> OutputParser:
-        return OutputParser(tokenizer, self._stops, prompt=prompt.tokens, plain=True)
-
     def _choice(
         self, parsed: ParsedText, logprobs: Sequence[PlacedLogprob], finish: schema.Finish | None
     ) -> schema.TextChoice:
-        told = self._text_logprobs(logprobs)
-        return schema.TextChoice(text=parsed.content, logprobs=told, finish_reason=finish)
+        records = [each.record for each in logprobs]
+        top = [{self._text(token): value for token, value in each.top} for each in records]
+        told = schema.TextLogprobs(
+            tokens=[self._text(each.token) for each in records],
+            token_logprobs=[each.logprob for each in records],
+            top_logprobs=top if self.decoded.logprobs else None,
+            text_offset=[each.begin for each in logprobs],
+        )
+        return schema.TextChoice(
+            text=parsed.content, logprobs=told if logprobs else None, finish_reason=finish
+        )
 
     def _chunk(self, choices: list[Any], **fields: Any) -> schema.Reply:
         return schema.TextCompletion(**self.head, choices=choices, **fields)
 
     def _complete(self, finish: schema.Finish, **fields: Any) -> schema.Reply:
         return self._chunk([self._choice(self.parsed, self._logprobs, finish)], **fields)
-
-    def _text_logprobs(self, logprobs: Sequence[PlacedLogprob]) -> schema.TextLogprobs | None:
-        if not logprobs:
-            return None
-        records = [each.record for each in logprobs]
-        top = [{self._text(token): value for token, value in each.top} for each in records]
-        return schema.TextLogprobs(
-            tokens=[self._text(each.token) for each in records],
-            token_logprobs=[each.logprob for each in records],
-            top_logprobs=top if self.decoded.logprobs else None,
-            text_offset=[each.begin for each in logprobs],
-        )

@@ -1,12 +1,8 @@
 """The engine's thread: everything that touches arrays happens here, a turn at a time.
 
-    lease a model ──► first come, first served ──► loaded ──► the request is prepared on another thread
-    submit the request ──► waiting ──► active, at most `parallel` ──► turns, round robin ──► finished
-
-Every active request gets a turn (a chunk of its prompt, or a round) before any gets its next one, so a short
-question is answered while a long one is in progress. A model is loaded on request; where the limit is reached
-it waits until the requests that use another model have ended, and no later request overtakes it. A request
-that is cancelled or fails affects no other.
+A request leases a model, is prepared on another thread, submitted, and decoded in turns (a chunk of its
+prompt, or a round), round robin, so that a short question is answered while a long one is in progress. Leases
+are granted in order: where too many models are loaded, all wait until the requests of another have ended.
 """
 
 import logging
@@ -97,7 +93,6 @@ class ActiveSequence:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values, and of the drafter's memory."""
         if self.cached is not None:
             return self.cached.nbytes
         return sum(int(cache.nbytes) for cache in self.caches)
@@ -131,21 +126,19 @@ class Scheduler:
     # --- for other threads -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
         """Fail what is active, close what is open, and end the thread; idempotent."""
-        self._calls.put(self._stop)
+        self._calls.put(partial(setattr, self, "_stopping", True))
         self._thread.join()
 
     def abandon(self) -> None:
         """End every request with ShuttingDownError; the thread goes on."""
-        self._call(self._abandon)
+        self._call(self._fail_all)
 
     @property
     def healthy(self) -> bool:
-        """Whether the thread is running."""
         return self._thread.is_alive() and self._died is None
 
     def lease(self, entry: ModelEntry) -> ModelLease:
@@ -156,24 +149,19 @@ class Scheduler:
         return lease
 
     def release(self, lease: ModelLease) -> None:
-        """Give a lease back, granted or not."""
         self._calls.put(partial(self._release, lease))
 
     def submit(self, lease: ModelLease, request: DecodeRequest, deliver: EventCallback) -> DecodeJob:
         """Queue a request with a granted lease, which the thread releases when the request has ended.
 
         `deliver` is called in the engine's thread with each event; unless the job is cancelled, the last is
-        DecodeFinished or DecodeFailed.
-
-        Raises:
-            GenerationError: the thread has ended.
+        DecodeFinished or DecodeFailed. Raise GenerationError after the thread's end.
         """
         job = DecodeJob(request, lease, deliver)
         self._call(partial(self._waiting.append, job))
         return job
 
     def _call(self, call: Callable[[], None]) -> None:
-        """Let the thread call this."""
         with self._gate:
             if self._closed:
                 raise GenerationError("the engine's thread has ended")
@@ -239,7 +227,10 @@ class Scheduler:
                 unused = [each for each in self._models if not self._leased.get(each)]
                 if not unused:
                     return None
-                self._unload(unused[0])
+                logger.info("unloading %s", unused[0])
+                self._sessions.close(unused[0])
+                del self._models[unused[0]]
+                mx.clear_cache()
             started = perf_counter()
             logger.info("loading %s", name)
             self._models[name] = model = load()
@@ -248,12 +239,6 @@ class Scheduler:
             return None
         logger.info("loaded %s in %.1f s", name, perf_counter() - started)
         return model
-
-    def _unload(self, name: str) -> None:
-        logger.info("unloading %s", name)
-        self._sessions.close(name)
-        del self._models[name]
-        mx.clear_cache()
 
     def _admit(self) -> None:
         """Let waiting requests take turns, up to the limit."""
@@ -269,8 +254,7 @@ class Scheduler:
 
     def _begin(self, job: DecodeJob) -> ActiveSequence:
         request, model = job.request, job.lease.granted.result()
-        model.check(request)
-        obstacle, external = model.obstacle(request), model.external
+        obstacle, external = model.check(request), model.external
         if external is not None and obstacle is None:
             caches: list[Any] = []
             drafter = model.external_drafter
@@ -278,8 +262,10 @@ class Scheduler:
                 request, model.target, external, caches, drafter=drafter, submitted=job.submitted
             )
             return ActiveSequence(events, caches=caches)
+        why_off = model.why_off(request)
         if obstacle is not None:
             logger.warning("%s: %s; decoding plainly", model.entry.name, obstacle)
+            why_off = f"plain decoding: {obstacle}"
         open_session = partial(model.open_session, request)
         cached = self._sessions.take(model.key(request), request.prompt, open_session)
         events = decode_in_session(
@@ -289,7 +275,7 @@ class Scheduler:
             draft_length=model.draft_length(request, cached),
             chunk=self._limits.chunk,
             submitted=job.submitted,
-            why_off=model.why_off(request),
+            why_off=why_off,
             fallback_from=None if external is None else external.name,
         )
         return ActiveSequence(events, cached)
@@ -331,20 +317,13 @@ class Scheduler:
             error = GenerationError("the engine's thread died; the server's log says why")
         for job in self._active:
             job.deliver(DecodeFailed(error))
+            job.cancelled.set()
         for job in self._waiting:
             self._fail(job, error)
         for lease in self._leases:
             lease.granted.set_exception(error)
         self._waiting.clear()
         self._leases.clear()
-
-    def _abandon(self) -> None:
-        self._fail_all()
-        for job in self._active:
-            job.cancelled.set()
-
-    def _stop(self) -> None:
-        self._stopping = True
 
     def _update_stats(self) -> None:
         now = perf_counter()

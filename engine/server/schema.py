@@ -227,6 +227,8 @@ class ToolCall(RequestPart):
 
 
 class Message(RequestPart):
+    """One turn of the conversation."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Many[TextPart] | None = None
     name: Text | None = None
@@ -289,6 +291,8 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class StreamOptions(RequestPart):
+    """Whether a stream ends with a chunk for the usage."""
+
     include_usage: bool = False
     include_obfuscation: bool = False
 
@@ -337,17 +341,6 @@ class CompletionRequest(RequestPart):
     def _supported(cls, fields: Any) -> Any:
         return refuse_unsupported(fields)
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with a separate chunk for the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
 
 class ChatRequest(CompletionRequest):
     """A chat completion."""
@@ -384,23 +377,15 @@ class TextRequest(CompletionRequest):
     prompt: Text | TokenIds | Annotated[Many[Text | TokenIds], Field(min_length=1, max_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
-    @property
-    def one_prompt(self) -> str | list[int]:
-        """The prompt, out of its list."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        first = self.prompt[0]
-        return [token for token in self.prompt if isinstance(token, int)] if isinstance(first, int) else first
-
 
 AnyRequest = ChatRequest | TextRequest
 
 # --- replies: names and nesting are OpenAI's, ``reasoning`` next to ``content`` is mlx-lm's -------------
 
 
-def _omitted() -> Any:
+def _omitted(description: str | None = None) -> Any:
     """A field that is not sent while it is None."""
-    return Field(default=None, exclude_if=lambda value: value is None)
+    return Field(default=None, exclude_if=lambda value: value is None, description=description)
 
 
 class Reply(BaseModel):
@@ -431,6 +416,8 @@ class ReasoningTokens(Reply):
 
 
 class Usage(Reply):
+    """Tokens of prompt and answer."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -447,63 +434,38 @@ class CodedValues(Reply):
 
 
 class Provenance(Reply):
-    """How an answer was made: ``x_kakeya``.
-
-    Attributes:
-        kv_policy: the channel, written out.
-        engine: which decoded: kakeya, or the model's external engine.
-        fallback_from: the model's external engine, where kakeya decoded because that one cannot.
-        drafter: None for plain decoding.
-        block: tokens of a verify forward, or auto.
-        speculation: whether drafts were verified.
-        why_off: why none were; None where they were.
-        verify_rounds: forwards over a block.
-        plain_steps: forwards over one token; 0 where an external engine drafts, which does not tell.
-        drafted: None where an external engine drafts, which does not tell.
-        accepted: drafts that were confirmed, as the engine counts them.
-        acceptance_length: tokens emitted a verify round; None without one, see why_off.
-        cached_tokens: tokens of the prompt that were not computed again.
-        queue_s: until the first work on it.
-        prefill_s: from there to the first token.
-        decode_s: from the first token to the last.
-        decode_tokens_per_s: None for a single token.
-        resident_bytes: of the target's keys and values at the end.
-        drafter_resident_bytes: of what the drafter keeps of the text; 0 without one.
-        cache_classes: of the layers' caches, with their counts.
-        cache_strategy: how an external engine was given the channel's caches.
-        rounds: [block, accepted, draft_s, verify_s] of every forward after the prompt's, where asked for.
-        kept_positions: the most that a layer with a window still sees; None without such layers.
-        coded: what coded layers store; None without such layers.
-    """
+    """How an answer was made."""
 
     model: str
     kv_channel: str
-    kv_policy: str
-    engine: str
-    fallback_from: str | None = _omitted()
-    drafter: str | None
-    block: int | str | None
-    speculation: bool
-    why_off: str | None
-    verify_rounds: int
-    plain_steps: int
-    drafted: int | None
-    accepted: int
-    acceptance_length: float | None
+    kv_policy: str = Field(description="The channel, written out.")
+    engine: str = Field(description="Which decoded: `kakeya`, or the model's external engine.")
+    fallback_from: str | None = _omitted("The model's external engine, which cannot decode this request.")
+    drafter: str | None = Field(description="Null for plain decoding.")
+    block: int | str | None = Field(description="Tokens of a verify forward, or `auto`.")
+    speculation: bool = Field(description="Whether drafts were verified.")
+    why_off: str | None = Field(description="Why no drafts were verified; null where they were.")
+    verify_rounds: int = Field(description="Forwards over a block.")
+    plain_steps: int = Field(description="Forwards over one token; 0 where an external engine drafts.")
+    drafted: int | None = Field(description="Null where an external engine drafts, which does not tell.")
+    accepted: int = Field(description="Drafts that were confirmed, as the engine counts them.")
+    acceptance_length: float | None = Field(description="Tokens a verify round; null without one.")
     drafter_forwards: int
-    cached_tokens: int
-    queue_s: float
-    prefill_s: float
-    decode_s: float
-    decode_tokens_per_s: float | None
-    resident_bytes: int
-    drafter_resident_bytes: int
-    cache_classes: dict[str, int]
-    cache_strategy: str | None = _omitted()
+    cached_tokens: int = Field(description="Tokens of the prompt that were not computed again.")
+    queue_s: float = Field(description="Until the first work on it.")
+    prefill_s: float = Field(description="From there to the first token.")
+    decode_s: float = Field(description="From the first token to the last.")
+    decode_tokens_per_s: float | None = Field(description="Null for a single token.")
+    resident_bytes: int = Field(description="Of the target's keys and values at the end.")
+    drafter_resident_bytes: int = Field(description="Of what the drafter keeps of the text.")
+    cache_classes: dict[str, int] = Field(description="Classes of the layers' caches, with their counts.")
+    cache_strategy: str | None = _omitted("How an external engine was given the channel's caches.")
     token_ids: list[int] | None = _omitted()
     prompt_token_ids: list[int] | None = _omitted()
-    rounds: list[tuple[int, int, float, float]] | None = _omitted()
-    kept_positions: int | None = _omitted()
+    rounds: list[tuple[int, int, float, float]] | None = _omitted(
+        "Block, accepted, draft_s and verify_s of every forward after the prompt's."
+    )
+    kept_positions: int | None = _omitted("The most that a layer with a window still sees.")
     coded: CodedValues | None = _omitted()
 
 
@@ -570,6 +532,8 @@ class Head(Reply):
 
 
 class ChatCompletion(Head):
+    """The answer to a chat completion."""
+
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
@@ -616,6 +580,8 @@ class TextCompletion(Head):
 
 
 class ModelReply(Reply):
+    """An id that requests may name; `x_kakeya` describes the model."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -629,6 +595,8 @@ class ModelList(Reply):
 
 
 class Health(Reply):
+    """Whether requests are served, and how many are active and waiting."""
+
     status: Literal["ok", "unavailable"]
     reason: str | None = None
     version: str

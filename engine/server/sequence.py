@@ -200,6 +200,13 @@ def decode_externally(
                 break
     if finish is None:
         raise GenerationError(f"the engine {engine.name} stopped before the text came to an end")
+    why_off = None
+    if drafter is None:
+        why_off = f"the engine {engine.name} decodes this model without a drafter"
+    elif not counts.rounds and len(tokens) == 1:
+        why_off = "the answer ended with its first token"
+    elif not counts.rounds:
+        why_off = f"the engine {engine.name} reports no verify rounds"
     classes, nbytes = resident(caches)
     outcome = Outcome(
         tokens=tokens,
@@ -216,19 +223,9 @@ def decode_externally(
         outcome=outcome,
         drafter=drafter,
         block=None,
-        why_off=_external_why_off(engine.name, drafter, counts, len(tokens)),
+        why_off=why_off,
         queue_s=started - submitted,
         engine=engine.name,
         external_counts=None if drafter is None else counts,
         cache_strategy=engine.strategy,
     )
-
-
-def _external_why_off(engine: str, drafter: str | None, counts: DraftCounts, tokens: int) -> str | None:
-    if drafter is None:
-        return f"the engine {engine} decodes this model without a drafter"
-    if counts.rounds:
-        return None
-    if tokens == 1:
-        return "the answer ended with its first token"
-    return f"the engine {engine} reports no verify rounds"

@@ -82,7 +82,6 @@ class ServerSettings:
 
     @property
     def local(self) -> bool:
-        """Whether it listens for this machine alone."""
         if self.host == "localhost":
             return True
         try:
@@ -92,7 +91,6 @@ class ServerSettings:
 
     @property
     def rules(self) -> AccessRules:
-        """Which requests to let in."""
         names = (*LOCAL_NAMES, self.host, *map(str.lower, self.allowed_hosts))
         return AccessRules(
             keys=tuple(digest(key) for key in self.keys),
@@ -157,7 +155,6 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept requests, and report that."""
         await super().startup(sockets)
         if self.started:
             self.on_start()
@@ -194,8 +191,9 @@ def serve(registry: Registry, settings: ServerSettings, ready: Callable[[str, in
 @contextmanager
 def running_server(registry: Registry, settings: ServerSettings, find: ModelFinder) -> Iterator[HttpServer]:
     """Make a server that has its default model in memory; the caller runs it, and picks the socket."""
-    service, metrics = _service(registry, settings, find)
-    scheduler = service.scheduler
+    scheduler = Scheduler(find, settings.limits)
+    service = Service(registry, scheduler, settings.request_limits)
+    metrics = Metrics(lambda: scheduler.stats, lambda: service.admitted)
     scheduler.start()
     try:
         preload(scheduler, registry)
@@ -217,9 +215,8 @@ def running_server(registry: Registry, settings: ServerSettings, find: ModelFind
 
 def openapi_document() -> dict[str, Any]:
     """Make the published OpenAPI document, without a server."""
-    find = model_finder(Places.of_machine(), download=False)
-    service, metrics = _service(Registry.load(), ServerSettings(), find)
-    return bare_app(service, metrics, log_content=False).openapi()
+    unused: Any = None  # no route is called
+    return bare_app(unused, unused, log_content=False).openapi()
 
 
 def preload(scheduler: Scheduler, registry: Registry) -> None:
@@ -229,12 +226,6 @@ def preload(scheduler: Scheduler, registry: Registry) -> None:
         lease.granted.result()
     finally:
         scheduler.release(lease)
-
-
-def _service(registry: Registry, settings: ServerSettings, find: ModelFinder) -> tuple[Service, Metrics]:
-    scheduler = Scheduler(find, settings.limits)
-    service = Service(registry, scheduler, settings.request_limits)
-    return service, Metrics(lambda: scheduler.stats, lambda: service.admitted)
 
 
 def _listening(settings: ServerSettings) -> socket.socket:

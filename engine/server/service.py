@@ -19,21 +19,12 @@ from engine.decode import Step
 from engine.errors import EngineError
 from engine.registry import LONGEST_POLICY, Channel, Registry
 from engine.sampling import Sampling
+from engine.server import schema
 from engine.server.metrics import RequestRecord
 from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompt
 from engine.server.response import ChatResponseBuilder, ResponseBuilder, TextResponseBuilder
 from engine.server.scheduler import Scheduler
-from engine.server.schema import (
-    AnyRequest,
-    ChatRequest,
-    CompletionRequest,
-    Refusal,
-    Reply,
-    TextRequest,
-    invalid,
-    refusal_of,
-    refusing,
-)
+from engine.server.schema import Refusal, invalid, refusal_of, refusing
 from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event
 from engine.server.sessions import LoadedModel
 
@@ -122,13 +113,12 @@ class Service:
         self._compiling = ThreadPoolExecutor(1, "compile")
 
     def close(self) -> None:
-        """End the threads that prepare requests."""
         for threads in (self._tokenizing, self._compiling):
             threads.shutdown(cancel_futures=True)
 
     @asynccontextmanager
     async def job(
-        self, request: AnyRequest, record: RequestRecord
+        self, request: schema.AnyRequest, record: RequestRecord
     ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
         """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it."""
         channel = request.kv_channel
@@ -166,16 +156,20 @@ class Service:
                 job.cancelled.set()
 
     async def _prepare(
-        self, request: AnyRequest, model: LoadedModel, channel: Channel, owner: str
+        self, request: schema.AnyRequest, model: LoadedModel, channel: Channel, owner: str
     ) -> ResponseBuilder:
         run = asyncio.get_running_loop().run_in_executor
-        if isinstance(request, ChatRequest):
+        builder: type[ResponseBuilder]
+        if isinstance(request, schema.ChatRequest):
+            builder, logprobs = ChatResponseBuilder, (request.top_logprobs or 0) if request.logprobs else None
             prompt = await run(self._tokenizing, chat_prompt, request, model)
         else:
+            builder, logprobs = TextResponseBuilder, request.logprobs
             prompt = await run(self._tokenizing, text_prompt, request, model)
         grammar = None
         if needs_grammar(request):
             grammar = await run(self._compiling, grammar_of, request, model, prompt)
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         decode_request = DecodeRequest(
             prompt=prompt.tokens,
             stable_prefix=prompt.stable_prefix,
@@ -184,20 +178,19 @@ class Service:
             drafter=request.drafter or "default",
             block=_block(request, model),
             sampling=_sampling(request),
-            stop_texts=request.stops,
-            logprobs=_logprobs(request),
-            penalties=_penalties(request),
+            stop_texts=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+            logprobs=logprobs,
+            penalties={name: value for name in penalties if (value := getattr(request, name))},
             bias=_bias(request, model),
             grammar=grammar,
             owner=owner,
         )
-        builder = ChatResponseBuilder if isinstance(request, ChatRequest) else TextResponseBuilder
         return builder(request, model, prompt, decode_request)
 
-    def _max_tokens(self, request: AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> int:
+    def _max_tokens(self, request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> int:
         """As many as were asked for and as the context leaves."""
         param, wanted, most = "max_tokens", request.max_tokens, self.limits.max_tokens
-        if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        if isinstance(request, schema.ChatRequest) and request.max_completion_tokens is not None:
             param, wanted = "max_completion_tokens", request.max_completion_tokens
         if wanted is not None and wanted > most:
             raise invalid(param, f"{param} must be at most {most} on this server, not {wanted}")
@@ -205,7 +198,7 @@ class Service:
         return count if model.context is None else min(count, model.context - len(prompt.tokens))
 
 
-def _sampling(request: CompletionRequest) -> Sampling:
+def _sampling(request: schema.CompletionRequest) -> Sampling:
     sampling = Sampling(
         temperature=request.temperature or 0.0,
         top_p=1.0 if request.top_p is None else request.top_p,
@@ -218,25 +211,14 @@ def _sampling(request: CompletionRequest) -> Sampling:
     return sampling
 
 
-def _block(request: CompletionRequest, model: LoadedModel) -> int | None:
+def _block(request: schema.CompletionRequest, model: LoadedModel) -> int | None:
     """The request's block, the model's, or None for an adaptive one."""
     if isinstance(request.block, int):
         return request.block
     return None if request.block == "auto" or request.drafter == "none" else model.block
 
 
-def _logprobs(request: AnyRequest) -> int | None:
-    if isinstance(request, TextRequest):
-        return request.logprobs
-    return (request.top_logprobs or 0) if request.logprobs else None
-
-
-def _penalties(request: CompletionRequest) -> dict[str, float]:
-    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    return {name: value for name in names if (value := getattr(request, name))}
-
-
-def _bias(request: CompletionRequest, model: LoadedModel) -> dict[int, float]:
+def _bias(request: schema.CompletionRequest, model: LoadedModel) -> dict[int, float]:
     bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
     most = model.target.target.vocab_size
     if odd := [token for token in bias if token >= most]:
@@ -256,7 +238,7 @@ class CompletionResponse(Response):
     stalled_s: ClassVar[float] = 60.0  # how long a client may accept nothing before its request is cancelled
 
     def __init__(
-        self, service: Service, request: AnyRequest, record: RequestRecord, *, log_content: bool
+        self, service: Service, request: schema.AnyRequest, record: RequestRecord, *, log_content: bool
     ) -> None:
         super().__init__()
         self._service, self._request, self._record = service, request, record
@@ -336,7 +318,6 @@ class CompletionResponse(Response):
         return steps
 
     def _note(self, builder: ResponseBuilder, ended: DecodeFinished) -> None:
-        """Fill in the record."""
         record, usage, how = self._record, builder.usage(ended.cached_tokens), builder.provenance(ended)
         record.completion_tokens, record.cached_tokens = usage.completion_tokens, ended.cached_tokens
         record.drafter, record.finish = how.drafter, builder.finish(ended)
@@ -362,17 +343,15 @@ class CompletionResponse(Response):
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
 
-def _framed(chunks: Iterable[Reply]) -> bytes:
+def _framed(chunks: Iterable[schema.Reply]) -> bytes:
     return b"".join(b"data: " + chunk.model_dump_json().encode() + b"\n\n" for chunk in chunks)
 
 
 async def send_refusal(send: Send, refusal: Refusal) -> None:
-    """Send the error document of a refusal."""
     response = JSONResponse(refusal.document(), refusal.status, refusal.headers)
     await response({"type": "http"}, _nothing, send)
 

@@ -1,9 +1,5 @@
 """Loaded models, and sessions kept between requests, so that the next turn computes only what is new.
 
-A session belongs to a model, a KV policy, a drafter and an API key. A request gets the idle session of its
-kind that holds the most of its prompt; one that mostly holds other text is left for its own conversation, as
-long as the cache is not full. The least recently used are closed first.
-
 Used by the engine's thread alone, except for a loaded model's tokenizer and vocabulary, which the threads
 that prepare requests read.
 """
@@ -14,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from engine.cache.policy import KVPolicy
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
@@ -54,13 +51,11 @@ class CachedSession:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its keys and values, and of its drafter's."""
         session, drafter = self.session, self.session.drafter
         caches = sum(int(cache.nbytes) for cache in session.caches) + session.mark_nbytes
         return caches + (drafter.nbytes if drafter is not None else 0)
 
     def common(self, prompt: Sequence[int]) -> int:
-        """Count how many tokens at the beginning of a prompt it holds."""
         held = self.session.tokens
         shorter = min(len(held), len(prompt))
         return next((i for i in range(shorter) if held[i] != prompt[i]), shorter)
@@ -74,10 +69,13 @@ class CachedSession:
 
 
 class SessionCache:
-    """Idle sessions."""
+    """Idle sessions; the least recently used are closed first.
+
+    A request gets the one of its kind that holds the most of its prompt. A session that mostly holds other
+    text is left for its own conversation, as long as the cache is not full.
+    """
 
     def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
-        """Keep at most so many, so many bytes (None: any), each for so many seconds."""
         self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
         self._idle: list[CachedSession] = []  # the least recently used first
 
@@ -86,13 +84,11 @@ class SessionCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all idle sessions."""
         return sum(cached.nbytes for cached in self._idle)
 
     def take(
         self, key: SessionKey, prompt: Sequence[int], make: Callable[[], CachedSession]
     ) -> CachedSession:
-        """Return the session that suits a prompt best, or a new one; `give_back` is due."""
         own = [cached for cached in self._idle if cached.key == key]
         best = max(own, key=lambda cached: cached.common(prompt), default=None)
         if best is not None:
@@ -104,7 +100,6 @@ class SessionCache:
         return make()
 
     def give_back(self, cached: CachedSession, now: float) -> None:
-        """Keep a session whose request has ended."""
         cached.used = now
         self._idle.append(cached)
         while len(self._idle) > self._most or (
@@ -113,11 +108,9 @@ class SessionCache:
             self._idle.pop(0).close()
 
     def expire(self, now: float) -> None:
-        """Close sessions that were not used for long."""
         self._close([cached for cached in self._idle if now - cached.used >= self._seconds])
 
     def close(self, model: str | None = None) -> None:
-        """Close all, or those of one model."""
         self._close([cached for cached in self._idle if model in {None, cached.key.model}])
 
     def _close(self, sessions: list[CachedSession]) -> None:
@@ -153,7 +146,6 @@ class LoadedModel:
 
     @property
     def entry(self) -> ModelEntry:
-        """The registry's entry."""
         return self.located.entry
 
     @property
@@ -169,7 +161,6 @@ class LoadedModel:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokens, as grammars need them."""
         return Vocabulary(self.target.tokenizer, self.target.target.vocab_size)
 
     @cached_property
@@ -192,12 +183,16 @@ class LoadedModel:
             self._drafters[word] = open_drafter(spec, self.target, self.entry.dtype) if spec else None
         return self._drafters[word]
 
-    def check(self, request: DecodeRequest) -> None:
-        """Raise Refusal for what this model cannot do."""
-        obstacle = self.obstacle(request)
+    def check(self, request: DecodeRequest) -> str | None:
+        """Raise Refusal for what this model cannot do.
+
+        Returns:
+            Why its external engine cannot decode the request, so that ours does; None without an obstacle.
+        """
+        obstacle = self._obstacle(request.channel.policy)
         if self.external is not None and obstacle is None:
             check_external_request(self.external, request)
-            return
+            return None
         if self.external is not None and request.drafter == LOOKUP:
             raise unsupported(f"drafter {LOOKUP} with the engine {self.external.name}", "drafter")
         drafter, block = self.drafter(request.drafter), request.block
@@ -208,20 +203,14 @@ class LoadedModel:
         if block is not None and drafter is not None and block > 2 * drafter.drafter.block_size:
             most = 2 * drafter.drafter.block_size
             raise invalid("block", f"block {block} is more than {most}, twice what this drafter was made for")
+        return obstacle
 
-    def obstacle(self, request: DecodeRequest) -> str | None:
-        """Say why the model's external engine cannot decode a request, so that ours does; None if it can.
-
-        Raises:
-            Refusal: the KV policy does not go with the model, whichever engine decodes it.
-        """
-        policy = request.channel.policy
+    def _obstacle(self, policy: KVPolicy) -> str | None:
         try:
             if self.external is not None:
                 reason = self.external.obstacle(policy)
-                return (
-                    reason and f"the engine {self.external.name} cannot decode under {policy.spec}: {reason}"
-                )
+                name = self.external.name
+                return reason and f"the engine {name} cannot decode under {policy.spec}: {reason}"
             if policy.spec not in self._checked:
                 refuse_policy(self.target.target.model, policy)
                 if len(self._checked) >= MOST_CHECKED:
@@ -232,9 +221,7 @@ class LoadedModel:
         return None
 
     def why_off(self, request: DecodeRequest) -> str | None:
-        """Say why nothing will be drafted for a request; None where something may be."""
-        if obstacle := self.obstacle(request):
-            return f"plain decoding: {obstacle}"
+        """Say why our engine will draft nothing for a request; None where it may."""
         if request.drafter == "none":
             return "the request asked for no drafter"
         if self.drafter(request.drafter) is None:
@@ -242,11 +229,9 @@ class LoadedModel:
         return "the request asked for a block of 1" if request.block == 1 else None
 
     def key(self, request: DecodeRequest) -> SessionKey:
-        """Return the kind of session that a request needs."""
         return SessionKey(self.entry.name, request.channel.policy.spec, request.drafter, request.owner)
 
     def open_session(self, request: DecodeRequest) -> CachedSession:
-        """Open a session for a request and those that follow it."""
         loaded = self.drafter(request.drafter)
         drafter = loaded.drafter.twin() if loaded else None
         headroom = 2 * drafter.block_size if drafter else 1

@@ -1,9 +1,8 @@
 """Attention over codes: what a model's attention calls when a cache hands it rows that are still in code.
 
 mlx-lm's models call `scaled_dot_product_attention` by its name in their own module. While one of our caches
-is in use that name is bound to a function of ours there, which does its own work for `CodedRows` and leaves
-everything else to mlx-lm's. It is installed once a module however many sequences use it, and removed when the
-last one closes. Modules without that name cannot read codes; nor can models that look into keys before.
+is in use that name is bound to a function of ours there, which leaves everything but `CodedRows` to mlx-lm's.
+Modules without that name cannot read codes; nor can models that look into keys before.
 
     scores  = q · kᵀ · scale      on codes, all query heads of a KV head as rows of one product
     weights = softmax(scores)     with the layer's own sink logit, where it has one
@@ -12,6 +11,7 @@ last one closes. Modules without that name cannot read codes; nor can models tha
 
 import sys
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -28,10 +28,9 @@ _MLX_LM = base.scaled_dot_product_attention
 
 
 class CodedAttention:
-    """Lets the attention of a model read codes until it is closed."""
+    """Lets the attention of a model read codes until the last user of its modules is closed."""
 
     def __init__(self, model: Any) -> None:
-        """Install it in the modules of the model's layers."""
         self._modules = _attending(model)
         if not self._modules:
             raise ModelError(f"{type(model).__module__} has no attention that can read coded keys and values")
@@ -60,14 +59,8 @@ def attention(  # noqa: PLR0917 - the order is mlx-lm's
 ) -> mx.array:
     """mlx-lm's `scaled_dot_product_attention`, also for `CodedRows`; arguments are its own.
 
-    Args:
-        queries: [B, heads, L, D].
-        keys: [B, KV heads, S, D], coded or not; values alike.
-        values: see keys.
-        cache: not looked at for coded rows.
-        scale: factor of the scores.
-        mask: "causal", None, or what may be broadcast to [B, heads, L, S]; bool (True: seen) or additive.
-        sinks: a logit of each head that takes a share and gives nothing, [heads].
+    Queries are [B, heads, L, D], keys and values [B, KV heads, S, D], sinks [heads]. The mask is "causal",
+    None, or what may be broadcast to [B, heads, L, S]: bool (True: seen) or additive.
     """
     if not isinstance(keys, CodedRows):
         plain: Callable[..., mx.array] = _MLX_LM
@@ -119,16 +112,15 @@ def refuse_policy(model: Any, policy: KVPolicy, option: str = "--kv") -> None:
         return
     caches = policy.new_caches(model, 1)
     family = type(model).__module__.rsplit(".", 1)[-1]
-    attention = CodedAttention(model) if policy.attended else None
+    does_not_work = f"{option} {policy.spec} does not work with {family}"
     try:
-        does_not_work = f"{option} {policy.spec} does not work with {family}"
-        with wrap_errors(lambda why: ModelError(f"{does_not_work}: {why}")):
+        with (
+            closing(CodedAttention(model)) if policy.attended else nullcontext(),
+            wrap_errors(lambda why: ModelError(f"{does_not_work}: {why}")),
+        ):
             model(mx.zeros((1, 2), mx.int32), cache=caches)
             model(mx.zeros((1, 1), mx.int32), cache=caches)
     except ConfigurationError as error:
         raise ConfigurationError(f"{option} {policy.spec}: {error}") from None
-    finally:
-        if attention is not None:
-            attention.close()
     if unused := [layer for layer in policy.chosen_layers(model) if caches[layer].empty()]:
         raise ModelError(f"{option} {policy.spec}: {family} does not use the cache of layer {unused[0]}")

@@ -8,6 +8,7 @@ Models are compiled by name (`FAMILIES`): their code must not look at the positi
 than plain and sliding ones are not compiled; neither are prompts.
 """
 
+from contextlib import closing, nullcontext
 from typing import Any
 
 import mlx.core as mx
@@ -64,13 +65,10 @@ class CompiledForward:
     def forward(
         self, tokens: mx.array, caches: list[Any], most: int
     ) -> tuple[mx.array, mx.array | None] | None:
-        """One forward over [1, N] tokens, appending to caches of the same kinds at every call.
+        """Logits [1, N, V] and hidden states of [1, N] tokens, appended to caches of these kinds.
 
-        At most ``most`` positions may be written behind those held.
-
-        Returns:
-            Logits [1, N, V] and hidden states [1, N, K·hidden] or None; None for caches that are still empty,
-            and for a block so long that compiling it would not pay.
+        At most ``most`` positions may be written behind those held. None for caches that are still empty, and
+        for a block so long that compiling it would not pay.
         """
         count = tokens.shape[1]
         size = graph_length(count, most)
@@ -82,9 +80,8 @@ class CompiledForward:
         if size > count:  # few lengths, few graphs: the surplus rows are computed and forgotten
             tokens = mx.concatenate([tokens, mx.broadcast_to(tokens[:, -1:], (1, size - count))], axis=1)
         self._caches, self._layouts = caches, [layout(store) for store in stores]
-        entries = {
-            key: entry(store, size) for key, store in dict(zip(self._layouts, stores, strict=True)).items()
-        }
+        by_layout = dict(zip(self._layouts, stores, strict=True))
+        entries = {key: entry(store, size) for key, store in by_layout.items()}
         self._kinds = [STAND_INS[type(store)] for store in stores]
         buffers = [(store.keys, store.values) for store in stores]
         for store in stores:  # a buffer without another reference is written in place
@@ -110,12 +107,8 @@ class CompiledForward:
         """The graph: runs only when there is none yet for the shapes given."""
         parts = zip(self._kinds, buffers, self._layouts, strict=True)
         stand_ins = [kind(*both, entries[key]) for kind, both, key in parts]
-        hooks = self._target.tap(self._layers) if self._layers else None
-        try:
+        with closing(self._target.tap(self._layers)) if self._layers else nullcontext() as hooks:
             logits, rows = self._target.forward(tokens, stood_in(self._caches, stand_ins), hooks)
-        finally:
-            if hooks is not None:
-                hooks.close()
         return logits, logits if rows is None else rows, [(each.keys, each.values) for each in stand_ins]
 
 

@@ -34,7 +34,6 @@ NEVER_GUESSED: dict[str, tuple[str, ...]] = {
     "sliding_window": (),
     "sliding_window_pattern": ("layer_types", "_sliding_window_pattern"),
 }
-NESTED_NEEDS = ("hidden_size", "num_hidden_layers")
 LARGEST_SIZE = 2**31  # positions and sizes are 32-bit numbers
 PACKED = ("weight", "scales", "biases", "global_scale")  # arrays a packed matrix is stored in
 
@@ -91,13 +90,20 @@ def check_config(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse a configuration mlx-lm has no model for, or that leaves sizes to be guessed."""
     if config.get("model_type") is None:
         raise ModelError(f"{path}: model_type is missing")
-    arguments = _arguments(path, config)
+    try:
+        arguments = _get_classes(dict(config))[1]
+    except (ValueError, AttributeError, TypeError, ImportError):
+        raise ModelError(
+            f"{path}: model_type {config['model_type']!r} is not supported: "
+            f"mlx-lm {version('mlx-lm')} has no such model; give one of a family it has, "
+            "such as llama, qwen3, gemma3 or gpt_oss"
+        ) from None
     if "text_config" in config and not isinstance(config["text_config"], dict):
         raise ModelError(f"{path}: text_config is {config['text_config']!r}, not an object")
     text = text_part(config)
     flat = text is config
     known = config if flat else {**config, **text}
-    needs = [*NESTED_NEEDS, *_needs(arguments, flat=flat)]
+    needs = ["hidden_size", "num_hidden_layers", *_needs(arguments, flat=flat)]
     layer_types = text.get("layer_types")
     if flat and isinstance(layer_types, list) and "sliding_attention" in layer_types:
         needs.append("sliding_window")
@@ -124,8 +130,7 @@ def check_depth(path: Path, config: Mapping[str, Any], names: Iterable[str]) -> 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
     """Positions the model was made for, None where the configuration does not say."""
-    positions = text_part(config).get("max_position_embeddings", config.get("max_position_embeddings"))
-    return None if positions is None else int(positions)
+    return {**config, **text_part(config)}.get("max_position_embeddings")
 
 
 def build_unloaded(config: Mapping[str, Any]) -> Any:
@@ -145,17 +150,6 @@ def _needs(arguments: Any, *, flat: bool) -> list[str]:
         if required or guessed:
             needs.append(name)
     return needs
-
-
-def _arguments(path: Path, config: Mapping[str, Any]) -> Any:
-    try:
-        return _get_classes(dict(config))[1]
-    except (ValueError, AttributeError, TypeError, ImportError):
-        raise ModelError(
-            f"{path}: model_type {config['model_type']!r} is not supported: "
-            f"mlx-lm {version('mlx-lm')} has no such model; give one of a family it has, "
-            "such as llama, qwen3, gemma3 or gpt_oss"
-        ) from None
 
 
 def card_of(path: Path, files: list[Path], model: Any) -> Model:

@@ -40,8 +40,6 @@ from engine.target.model import Target
 from engine.target.quantize import check_packed_shapes, check_packing, quantize_target
 from evidence_format.model import Model
 
-__all__ = ["LoadedDrafter", "LoadedTarget", "fill_network", "load_drafter", "load_target"]
-
 SHIPPED = Path(__file__).parents[1] / "models" / "demo"
 SHIPPED_TARGET, SHIPPED_DRAFTER = SHIPPED / "target", SHIPPED / "drafter"
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -73,16 +71,10 @@ class LoadedDrafter:
 
 
 def load_target(path: Path, dtype: str | None = None, quantize: str | None = None) -> LoadedTarget:
-    """Load a model folder with mlx-lm.
+    """Load a folder with config.json, model*.safetensors and the tokenizer's files with mlx-lm.
 
-    Args:
-        path: folder with config.json, model*.safetensors and the tokenizer's files.
-        dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
-        quantize: pack the weights, see `engine.target.quantize`.
-
-    Raises:
-        ModelError: the folder cannot be used; the message names the file and the reason.
-        ConfigurationError: the dtype is unknown, or the weights cannot be packed as asked for.
+    ``dtype`` is float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal. ``quantize`` is
+    read by `engine.target.quantize`.
     """
     wanted = dtype_of(dtype)
     files = weight_files(path)
@@ -133,8 +125,7 @@ def fill_network(
 ) -> None:
     """Put the weights of a folder into a network of ours, packing its matrices where the file does.
 
-    ``quantization`` is as mlx-lm writes it into config.json: ``group_size``, ``bits``, ``mode``, and the same
-    by name for matrices that differ; None for a network that is not packed.
+    ``quantization`` is as mlx-lm writes it into config.json; None for a network that is not packed.
     """
     weights: dict[str, mx.array] = {}
     for file in files:
@@ -165,9 +156,8 @@ def opened(
     """What other libraries make of a folder; whatever they raise is an error of the folder."""
 
     def refusal(reason: str) -> ModelError:
-        text = text_part(config or {})
-        guessed = [name for name in SHAPES if name not in text] if config and "shape" in reason else []
-        hint = f" (config.json does not say {', '.join(guessed)})" if guessed else ""
+        guessed = [name for name in SHAPES if name not in text_part(config)] if config else []
+        hint = f" (config.json does not say {', '.join(guessed)})" if guessed and "shape" in reason else ""
         return ModelError(f"{path}: {what} cannot be {verb}: {reason}{hint}")
 
     with wrap_errors(refusal):
@@ -190,7 +180,7 @@ def make_ready(path: Path, model: Any, dtype: mx.Dtype | None) -> None:
     """Turn parameters into ``dtype`` (None: leave them), compute them, and refuse NaN and infinity."""
     if dtype is not None:
         cast_weights(model, dtype)
-    parameters = _parameters(model)
+    parameters = dict(tree_flatten(model.parameters()))
     mx.eval(list(parameters.values()))
     for name, value in parameters.items():
         if mx.issubdtype(value.dtype, mx.floating) and not mx.all(mx.isfinite(value)).item():
@@ -208,11 +198,8 @@ def cast_weights(model: Any, dtype: mx.Dtype) -> None:
     model.update(tree_map_with_path(cast, model.parameters()))
 
 
-def _parameters(module: Any) -> dict[str, mx.array]:
-    return dict(tree_flatten(module.parameters()))
-
-
 def dtype_of(name: str | None) -> mx.Dtype | None:
+    """What weights are turned into; None: they stay as stored."""
     if name is None:
         return None if mx.metal.is_available() else mx.float32
     if name not in DTYPES:
@@ -222,7 +209,7 @@ def dtype_of(name: str | None) -> mx.Dtype | None:
 
 def _check_weights(path: Path, network: Any, weights: Mapping[str, mx.array]) -> None:
     """Names, shapes and types of the file against those of the network; the first difference is the error."""
-    wanted = _parameters(network)
+    wanted = dict(tree_flatten(network.parameters()))
     for name in sorted(wanted.keys() | weights.keys()):
         if name not in weights:
             raise ModelError(f"{path}: the weights lack {name}")

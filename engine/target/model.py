@@ -26,7 +26,6 @@ class HiddenStateHooks:
     """
 
     def __init__(self, layers: Sequence[Any], ids: Sequence[int]) -> None:
-        """Hook ``layers[i]`` for i in ``ids``."""
         self.ids = tuple(ids)
         if odd := [index for index in self.ids if not 0 <= index < len(layers)]:
             raise ModelError(f"layer {odd[0]} cannot be tapped: the target has layers 0 to {len(layers) - 1}")
@@ -75,10 +74,9 @@ class HiddenStateHooks:
 
 
 class Target:
-    """A loaded model. Holds no sequence state."""
+    """A loaded mlx-lm model. Holds no sequence state."""
 
     def __init__(self, model: Any) -> None:
-        """Wrap an mlx-lm model."""
         self.model = model
         self.compiled: dict[Any, Any] = {}  # compiled forwards, kept by `engine.target.compiled`
         self._text = getattr(model, "language_model", model)  # the module that owns the head
@@ -102,11 +100,7 @@ class Target:
     def forward(
         self, tokens: mx.array, caches: list[Any], hooks: HiddenStateHooks | None
     ) -> tuple[mx.array, mx.array | None]:
-        """One forward over [1, N] tokens, appending to the caches.
-
-        Returns:
-            Logits [1, N, V], and hidden states [1, N, K·hidden] or None without hooks.
-        """
+        """Logits [1, N, V] and, with hooks, hidden states [1, N, K·hidden] of [1, N] tokens."""
         if hooks is None:
             return self.model(tokens, cache=caches), None
         with hooks.collecting():
@@ -210,13 +204,8 @@ def _embedding_scale(model: Any, table: Any) -> mx.array:
 class _FirstLayerReached(Exception):
     """Not an error: ends the forward early, with what the first layer was called with."""
 
-    def __init__(self, received: mx.array) -> None:
-        super().__init__()
-        self.received = received
-
 
 def _first_layer_input(model: Any, tokens: mx.array) -> mx.array:
-
     def stop(_: Any, *args: Any, **kwargs: Any) -> None:
         arrays = [value for value in (*args, *kwargs.values()) if isinstance(value, mx.array)]
         raise _FirstLayerReached(arrays[0])
@@ -225,7 +214,8 @@ def _first_layer_input(model: Any, tokens: mx.array) -> mx.array:
         try:
             model(tokens, cache=make_prompt_cache(model))
         except _FirstLayerReached as reached:
-            return reached.received
+            received: mx.array = reached.args[0]
+            return received
     raise ModelError(f"{type(model).__module__} does not call its first layer")
 
 

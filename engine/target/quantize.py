@@ -49,19 +49,20 @@ def quantize_target(model: Any, text: str) -> None:
         if hasattr(module, "to_quantized"):
             chosen[name] = how = predicate(name, module)
             size = how.get("group_size", group) if isinstance(how, dict) else group
-            if how and module.weight.shape[-1] % size:
-                raise _indivisible(text, name, module.weight.shape[-1], size)
+            columns = module.weight.shape[-1]
+            if how and columns % size:
+                fitting = [str(known) for known in GROUPS if columns % known == 0]
+                raise ConfigurationError(
+                    f"--quantize {text}: {name} has {columns} columns, which groups of {size} do not divide; "
+                    + (
+                        f"give a group of {' or '.join(fitting)}"
+                        if fitting
+                        else "this model cannot be packed"
+                    )
+                )
     if not any(chosen.values()):
         raise ModelError(f"--quantize {text}: the model holds no matrix that can be packed")
     nn.quantize(model, group, bits, class_predicate=lambda name, _module: chosen.get(name, False))
-
-
-def _indivisible(text: str, name: str, columns: int, size: int) -> ConfigurationError:
-    fitting = [str(known) for known in GROUPS if columns % known == 0]
-    remedy = f"give a group of {' or '.join(fitting)}" if fitting else "this model cannot be packed"
-    return ConfigurationError(
-        f"--quantize {text}: {name} has {columns} columns, which groups of {size} do not divide; {remedy}"
-    )
 
 
 def check_packing(path: Path, quantization: Any) -> None:

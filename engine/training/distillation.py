@@ -9,8 +9,6 @@ comes out for each head with what the exact keys and values give:
 Queries are weighted by how much of their exact attention falls on positions that are restored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,33 +28,26 @@ TINY = 1e-6
 
 @dataclass(frozen=True)
 class LayerRows:
-    """One layer's part of some texts, S of T tokens.
+    """One layer's part of some texts, S of T tokens."""
 
-    Attributes:
-        key_rows: as the projection gives them, [S, T, KV heads · head dim]; value_rows likewise.
-        queries: normalised, rotated and scaled, [S, heads, T, head dim].
-        keys: as attention reads them, [S, KV heads, T, head dim]; values likewise.
-        sinks: scores next to those of positions, [heads], or None.
-    """
-
-    key_rows: mx.array
+    key_rows: mx.array  # as the projection gives them, [S, T, KV heads · head dim]
     value_rows: mx.array
-    queries: mx.array
-    keys: mx.array
+    queries: mx.array  # normalised, rotated and scaled, [S, heads, T, head dim]
+    keys: mx.array  # as attention reads them, [S, KV heads, T, head dim]
     values: mx.array
-    sinks: mx.array | None
+    sinks: mx.array | None  # scores next to those of positions, [heads]
 
 
 @dataclass(frozen=True)
 class RecordedTexts:
-    """What a forward over some texts has shown: features [S, T, F], and each layer's rows."""
+    """What a forward over some texts has shown."""
 
-    features: mx.array
+    features: mx.array  # [S, T, F]
     layers: list[LayerRows]
 
 
 class AttentionRecorder:
-    """Runs a target and records what attention does in chosen layers. Close it to restore the model."""
+    """Runs a target and records what attention does in chosen layers; close it to restore the model."""
 
     def __init__(self, target: Target, sites: Sequence[Site], features: DrafterFeatures) -> None:
         self._target, self.sites, self._features = target, list(sites), features
@@ -81,21 +72,21 @@ class AttentionRecorder:
         return RecordedTexts(self._features(self._hidden_states.take()), layers)
 
     def close(self) -> None:
-        """Give the target's modules their classes back."""
+        """Remove the hooks."""
         self._capture.close()
         self._hidden_states.close()
 
 
 @dataclass(frozen=True)
 class Visibility:
-    """Which positions some queries see [Q, T], and which of those are restored."""
+    """Which positions some queries see, and which of those are restored."""
 
-    queries: mx.array
-    seen: mx.array
+    queries: mx.array  # their positions, [Q]
+    seen: mx.array  # [Q, T]
     restored: mx.array
 
     @classmethod
-    def of(cls, plan: RestorationPlan, length: int, queries: Sequence[int]) -> Visibility:
+    def of(cls, plan: RestorationPlan, length: int, queries: Sequence[int]) -> "Visibility":
         """For queries at given positions of texts of ``length`` tokens."""
         at = mx.array(list(queries), mx.int32)[:, None]
         position = mx.arange(length)[None]
@@ -111,14 +102,7 @@ def first_restored(plan: RestorationPlan) -> int:
 
 
 def losses(site: Site, rows: LayerRows, restored: tuple[mx.array, mx.array], visible: Visibility) -> mx.array:
-    """Direction and norm term of a layer, [2].
-
-    Args:
-        site: the layer.
-        rows: what was recorded of it.
-        restored: key and value rows in place of its own, as `LayerRows.key_rows`.
-        visible: the queries and what they see.
-    """
+    """Direction and norm term [2] of a layer with ``restored`` key and value rows in place of its own."""
     keys, values = site.placed(*restored, 0, rows.keys.shape[1])
     queries = rows.queries[:, :, visible.queries]
     scores = _scores(queries, rows.keys)
@@ -147,9 +131,8 @@ def _softmax(scores: mx.array, seen: mx.array, sinks: mx.array | None) -> mx.arr
     scores = mx.where(seen, scores, HIDDEN)
     if sinks is None:
         return mx.softmax(scores, axis=-1)
-    extra = mx.broadcast_to(
-        sinks.reshape(1, *scores.shape[1:3], 1, 1), (*scores.shape[:-1], 1)
-    )  # heads in the order of their groups
+    extra = sinks.reshape(1, *scores.shape[1:3], 1, 1)  # heads in the order of their groups
+    extra = mx.broadcast_to(extra, (*scores.shape[:-1], 1))
     return mx.softmax(mx.concatenate([scores, extra], axis=-1), axis=-1)[..., :-1]
 
 

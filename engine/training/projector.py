@@ -4,14 +4,12 @@ Texts come in, `projector_fit` finds the weights, and a folder that `engine.rest
 out. Figures are those of held-out texts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -44,19 +42,16 @@ def train_projector(
     dtype: str | None = None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Train a projector and write its folder.
+    """Train a projector, write its folder, and return the figures its config.json has under ``training``.
 
     Args:
         target: the model.
         drafter: folder of its DFlash drafter.
         out: folder to write; one that holds another kind of model is left alone.
-        switches: see there.
+        switches: what to train.
         texts: makes texts from the tokenizer and a length in tokens; None: as the switches say.
         dtype: of the drafter while training.
         progress: told how far it has come.
-
-    Returns:
-        The figures that the folder's config.json has under ``training``.
 
     Raises:
         InputError: a switch makes no sense, or a folder or file cannot be used or belongs to another model.
@@ -65,9 +60,8 @@ def train_projector(
     sites = sites_of(target.target.model, switches.layers_of(target.target.model))
     features, card = features_of(drafter, target.target, dtype)
     if texts is None and switches.texts_file is not None:
-        draw = file_texts(Path(switches.texts_file), target.tokenizer, switches.length)
-    else:
-        draw = (texts or retrieval_texts)(target.tokenizer, switches.length)
+        texts = partial(file_texts, Path(switches.texts_file))
+    draw = (texts or retrieval_texts)(target.tokenizer, switches.length)
     with _folder(out):
         recorder = AttentionRecorder(target.target, sites, features)
         try:
@@ -112,11 +106,7 @@ def retrieval_texts(tokenizer: Any, length: int) -> DrawText:
 
 
 def file_texts(path: Path, tokenizer: Any, length: int) -> DrawText:
-    """Draw stretches of a file of plain text, or of JSON lines with a field ``text``; its end is held out.
-
-    Raises:
-        ConfigurationError: the file cannot be used, or has too few tokens.
-    """
+    """Draw stretches of a file of plain text, or of JSON lines with a field ``text``; its end is held out."""
     stream: list[int] = []
     for text in _documents(path):
         stream += tokenizer.encode(text, add_special_tokens=False)
@@ -182,7 +172,7 @@ def write_projector(projector: Projector, folder: Path, training: dict[str, Any]
 
 @contextmanager
 def _folder(out: Path) -> Iterator[None]:
-    """Make the folder of a projector; where nothing is written, what was made for it goes again."""
+    """Make the folder of a projector, and remove it again where nothing was written."""
     made: list[Path] = []
     try:
         try:

@@ -5,8 +5,6 @@ projection is changed by `distillation`, so that what attention makes of it come
 the exact rows. All in whitened features, which are folded into the weights at the end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,9 +63,8 @@ class ProjectorSwitches:
     def check(self, context: int | None) -> None:
         """Raise ConfigurationError where a switch does not make sense for a target of that context."""
         for name, least in (("steps", 0), ("batches", 1), ("texts", 1), ("seed", 0), ("length", SHORTEST)):
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigurationError(f"--{name} must be at least {least}, not {value}")
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"--{name} must be at least {least}, not {getattr(self, name)}")
         for name, least in (("sink", 0), ("window", 1)):
             if not least <= getattr(self, name) <= LARGEST_WINDOW:
                 raise ConfigurationError(

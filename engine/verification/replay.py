@@ -123,12 +123,12 @@ def replay(
 
 def _forward(session: Session, fed: Sequence[int], kept: int) -> mx.array:
     """Logits [N, V] of the tokens fed; the first ones are kept."""
-    carried = session.carried
-    session.transaction.begin(len(carried) + len(fed))
-    logits, rows = session.forward(mx.array([[*carried, *fed]], mx.int32))
+    uncached = session.uncached
+    session.transaction.begin(len(uncached) + len(fed))
+    logits, rows = session.forward(mx.array([[*uncached, *fed]], mx.int32))
     wait(logits, rows)
-    session.commit(fed[:kept], None if rows is None else rows[:, len(carried) :])
-    return logits[0, len(carried) :]
+    session.commit(fed[:kept], None if rows is None else rows[:, len(uncached) :])
+    return logits[0, len(uncached) :]
 
 
 def _confirmed(proposed: Sequence[int], said: Sequence[int], logits: mx.array) -> int:

@@ -436,7 +436,7 @@ def _check_distortion(row: _Row) -> Iterator[ReplayFinding]:
     said = row.sample.kv
     if said is not None and row.sample.is_distortion_known:
         native = replace(row.engine, policy=NATIVE, restoration=None)
-        found = examine(*row.run, held_after(native, row.prompt.tokens)).distortion
+        found, _ = examine(*row.run, held_after(native, row.prompt.tokens))
         names = said.model_dump(include={"key_distortion", "value_distortion"})
         computed = {"key_distortion": found.keys, "value_distortion": found.values}
         yield from differences(row.name, "memory", names, computed, TOLERANCES.distortion)

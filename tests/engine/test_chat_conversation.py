@@ -40,7 +40,7 @@ def copy_of(folder: Path, changes: dict[str, object], *, template: str | None = 
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[Conversation]:
-    """A conversation with the demo pair; each test begins it anew."""
+    """A conversation with the demo pair; each test begins with an empty one."""
     with Conversation(Registry.load(), Places({}, Path("/nowhere")), ChatOptions()) as conversation:
         conversation.use("demo")
         yield conversation
@@ -136,7 +136,7 @@ def test_a_turn_to_which_nothing_was_said_is_not_kept(demo: Conversation):
     assert end(demo.say(LIST)).finish == "stop"
 
 
-def test_an_answer_that_nobody_reads_to_its_end_changes_nothing(demo: Conversation):
+def test_an_answer_that_is_not_read_to_its_end_changes_nothing(demo: Conversation):
     told = demo.say(LIST)
     next(told)
     told.close()  # type: ignore[attr-defined]
@@ -157,6 +157,15 @@ def test_an_answer_ends_where_the_context_does(demo: Conversation):
     demo.options = ChatOptions(max_tokens=4096)
     turn = end(demo.say(LONG))
     assert turn.usage.total_tokens <= 1024
+
+
+def test_an_answer_ends_where_the_registrys_smaller_context_does(tmp_path: Path):
+    file = tmp_path / "models.toml"
+    file.write_text('default = "one"\n[models.one]\nsummary = "a"\ntarget = "shipped"\ncontext = 40\n')
+    with Conversation(Registry.load(file), Places.of_machine(), ChatOptions()) as conversation:
+        conversation.use("one")
+        turn = end(conversation.say(LIST))
+    assert (turn.usage.total_tokens, turn.finish) == (40, "length")
 
 
 def test_a_seed_repeats_the_conversation_but_not_the_answer(demo: Conversation):

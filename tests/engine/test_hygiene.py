@@ -275,7 +275,7 @@ def test_a_caller_may_leave_at_any_yield_and_go_on_later(
             for _, step in zip(range(leave_after), steps, strict=False):
                 emitted += step.tokens
                 assert session.tokens == [*PROMPT, *emitted[:-1]]
-                assert session.transaction.carried == 0
+                assert session.transaction.uncached == 0
             steps.close()
             assert emitted == truth[: len(emitted)]
             if held:  # nothing is computed again

@@ -20,18 +20,10 @@ GROUPS = (32, 64, 128)
 
 
 class Affine:
-    """mlx's affine code over the values as they are."""
-
     parts = 3  # codes, scales, biases
 
     def __init__(self, bits: int, group: int, dim: int) -> None:
-        """A code for rows of ``dim`` values.
-
-        Args:
-            bits: of a code: 2, 3, 4, 5, 6 or 8.
-            group: at most so many values share a scale; the largest of `GROUPS` that divides `dim` is used.
-            dim: the head dimension.
-        """
+        """Code rows of ``dim`` values in 2, 3, 4, 5, 6 or 8 bits, in the largest of `GROUPS` to ``group``."""
         fitting = [size for size in GROUPS if size <= group and dim % size == 0]
         if not fitting:
             raise ConfigurationError(
@@ -41,13 +33,11 @@ class Affine:
         self.bits, self.group, self.dim = bits, max(fitting), dim
 
     def encode(self, rows: mx.array) -> Parts:
-        """See `Codec.encode`."""
         wide = rows.astype(mx.float32) if rows.dtype == mx.float16 else rows  # a group's range may not fit
         codes, scales, biases = mx.quantize(wide, group_size=self.group, bits=self.bits)
         return codes, _short(scales), _short(biases)
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
-        """See `Codec.decode`."""
         codes, scales, biases = parts
         wide = mx.float32 if dtype == mx.float16 else dtype
         rows = mx.dequantize(
@@ -56,15 +46,12 @@ class Affine:
         return within_range(rows, dtype)
 
     def bits_per_value(self) -> float:
-        """See `Codec.bits_per_value`."""
         return self.bits + 32 / self.group
 
     def score(self, queries: mx.array, keys: Parts) -> mx.array:
-        """See `AttendedCodec.score`."""
         return self._product(queries, keys, transpose=True)
 
     def mix(self, weights: mx.array, values: Parts) -> mx.array:
-        """See `AttendedCodec.mix`."""
         return self._product(weights, values, transpose=False)
 
     def _product(self, left: mx.array, parts: Parts, *, transpose: bool) -> mx.array:
@@ -81,27 +68,23 @@ class Affine:
 
 
 class Rotated(Affine):
-    """The affine code over rows turned by a Hadamard matrix; ConfigurationError where there is none."""
+    """The affine code over rows turned by a Hadamard matrix."""
 
     def __init__(self, bits: int, group: int, dim: int) -> None:
         super().__init__(bits, group, dim)
         self._turn = Hadamard(dim)
 
     def encode(self, rows: mx.array) -> Parts:
-        """See `Codec.encode`."""
         turned = self._turn.rotate(rows.astype(mx.float32))
         return super().encode(turned if rows.dtype == mx.float16 else turned.astype(rows.dtype))
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
-        """See `Codec.decode`."""
         return _turned(super().decode(parts, dtype), self._turn.unrotate)
 
     def score(self, queries: mx.array, keys: Parts) -> mx.array:
-        """See `AttendedCodec.score`; the queries are turned like the keys."""
         return super().score(_turned(queries, self._turn.rotate), keys)
 
     def mix(self, weights: mx.array, values: Parts) -> mx.array:
-        """See `AttendedCodec.mix`; the sum is turned back."""
         return _turned(super().mix(weights, values), self._turn.unrotate)
 
 
@@ -111,5 +94,4 @@ def _turned(rows: mx.array, turn: Callable[[mx.array], mx.array]) -> mx.array:
 
 
 def _short(side: mx.array) -> mx.array:
-    """Side information in 16 bits; beyond the range of float16 it is cut off, not infinite."""
     return side if side.dtype == mx.bfloat16 else within_range(side, mx.float16)

@@ -26,17 +26,12 @@ SYMMETRIC = (1, 12)
 LARGEST_DIM = 4096
 LARGEST = 65504.0  # of float16
 
-Parts = tuple[mx.array, ...]
-"""A code's arrays, each [..., N, own width], as many for every row."""
+Parts = tuple[mx.array, ...]  # a code's arrays, each [..., N, own width]
 
 
 class Codec(Protocol):
-    """A code for rows of one dimension."""
-
-    parts: int
-    """Arrays a row is turned into."""
-    dim: int
-    """D, the head dimension it is made for."""
+    parts: int  # arrays a row is turned into
+    dim: int  # D, the head dimension it is made for
 
     def encode(self, rows: mx.array) -> Parts:
         """Rows [..., N, D] to parts, each [..., N, w]."""
@@ -66,15 +61,13 @@ class CodedRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first part: batch, KV heads and rows are those of the rows, the last one is the code's."""
-        return tuple(self.parts[0].shape)
+        return tuple(self.parts[0].shape)  # batch, KV heads and rows are right, the last is the code's
 
 
 class Hadamard:
     """The orthonormal rotation of one dimension D = m · 2^k, 4 … 4096."""
 
     def __init__(self, dim: int) -> None:
-        """ConfigurationError where there is no such matrix."""
         self.dim = dim
         self.order = _order(dim)
         self._scale = 1 / sqrt(dim)
@@ -86,7 +79,6 @@ class Hadamard:
         return mx.hadamard_transform(rows, scale=self._scale)
 
     def unrotate(self, rows: mx.array) -> mx.array:
-        """Undo a rotation of rows [..., D]."""
         if self.order in SYMMETRIC:
             return self.rotate(rows)
         inner = self.rotate(rows.reshape(*rows.shape[:-1], self.order, self.dim // self.order))
@@ -96,7 +88,6 @@ class Hadamard:
 
 
 def _order(dim: int) -> int:
-    """The m of dim = m · 2^k."""
     for order in ORDERS:
         factor, rest = divmod(dim, order)
         if rest == 0 and 4 <= dim <= LARGEST_DIM and factor & (factor - 1) == 0:

@@ -2,13 +2,11 @@
 
     n = |x|,  y = R x / n,  s = max|y| / q,  c = closest point to y / s,     x ≈ n · s · R^T c
 
-n and max|y| are kept in float16. There are two codes. `LatticeCompat` gives what the published codec
+n and max|y| are kept in float16; all is computed in float32. `LatticeCompat` gives what the published codec
 (kakeyalattice 1.5.0) gives, to the last bits where the products sum in the same order: points are cut off at
 ±q after they are found, and coordinates are kept in whole bytes. `LatticePacked` finds the closest point
 within bounds, and of a few ranges, max|y| the widest, the one with the least error; it keeps exactly b bits a
 coordinate. With few bits cutting off the tails costs less than a coarse grid.
-
-All is computed in float32. Rows beyond the range of the two numbers are made as long as they can say.
 
     D_n = {x in Z^n: the sum of x is even}        E8 = D8 and D8 + ½ together
 
@@ -33,8 +31,7 @@ import mlx.core as mx
 from engine.cache.codecs.base import LARGEST, Hadamard, Parts, within_range
 from engine.errors import ConfigurationError
 
-BLOCK = {"d4": 4, "e8": 8}
-"""Coordinates of a point of each lattice."""
+BLOCK = {"d4": 4, "e8": 8}  # coordinates of a point
 WORD = 8  # coordinates of a word, and its bytes before it is cut
 BITS = range(2, 9)
 LARGEST_Q = 1023  # float32 rows resolve its steps a hundred times over
@@ -45,18 +42,35 @@ SHARES = {2: (1, 0.5, 0.42, 0.35), 3: (1, 0.85, 0.74, 0.64), 4: (1, 0.93, 0.86, 
 SIDE_BITS = 32  # the two float16 numbers of a row
 
 
-class LatticeCompat:
+class _Lattice:
+    parts = 2  # coordinates, and two float16 numbers whose product is n · max|y|
+    q: int
+
+    def __init__(self, lattice: str, dim: int) -> None:
+        if lattice not in BLOCK:
+            raise ConfigurationError(f"{lattice!r} is no lattice; there are {', '.join(BLOCK)}")
+        self.lattice, self.block, self.dim = lattice, BLOCK[lattice], dim
+        if dim % self.block:
+            raise ConfigurationError(
+                f"a head dimension of {dim} has no whole number of {lattice} blocks of {self.block}"
+            )
+        self._turn = Hadamard(dim)
+
+    def _restored(self, points: mx.array, side: mx.array, dtype: mx.Dtype) -> mx.array:
+        side = side.astype(mx.float32)
+        rows = self._turn.unrotate(points * (side[..., 1:] / self.q)) * side[..., :1]
+        return within_range(rows, dtype)
+
+
+class LatticeCompat(_Lattice):
     """The published codec's round trip, its coordinates kept in 8 or 16 bits."""
 
-    parts = 2  # coordinates, (n, max|y|)
-
     def __init__(self, lattice: str, q: int, dim: int) -> None:
-        """A code for rows of ``dim`` values; q: steps from zero to the largest coordinate of a row."""
-        self.block = _block(lattice, dim)
+        """Code rows of ``dim`` values, ``q`` steps from zero to the largest coordinate of a row."""
+        super().__init__(lattice, dim)
         if not 1 <= q <= LARGEST_Q:
             raise ConfigurationError(f"the Q of a lattice must lie in 1 to {LARGEST_Q}, not {q}")
-        self.lattice, self.q, self.dim = lattice, q, dim
-        self._turn = Hadamard(dim)
+        self.q = q
         self._matrix = _matrix(dim) if mx.default_device() == mx.cpu else None
         self._unit = 0.5 if lattice == "e8" else 1.0  # coordinates are whole multiples of it
         self._dtype = mx.int8 if q / self._unit <= 127 else mx.int16
@@ -72,19 +86,16 @@ class LatticeCompat:
         return (points / self._unit).reshape(rows.shape).astype(self._dtype), _side(length, largest)
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
-        """See `Codec.decode`."""
         codes, side = parts
-        return _restore(self._turn, codes.astype(mx.float32) * self._unit, side, self.q, dtype)
+        return self._restored(codes.astype(mx.float32) * self._unit, side, dtype)
 
     def bits_per_value(self) -> float:
-        """See `Codec.bits_per_value`."""
         return 8 * self._dtype.size + SIDE_BITS / self.dim
 
     def _rotate(self, unit: mx.array) -> mx.array:
-        """The turn in the order of sums of the published codec, where the device sums as it is told.
+        """On a CPU, a product that sums as the published codec does: its library, up to 192 terms in one go.
 
-        That is a matrix product on a CPU, whose library sums up to 192 terms in one go. A last bit decides
-        now and then which float16 the largest coordinate becomes, and so about all points of a row.
+        A last bit now and then decides which float16 the largest coordinate becomes, so all points of a row.
         """
         matrix = self._matrix
         if matrix is None:
@@ -96,21 +107,16 @@ class LatticeCompat:
         return turned
 
 
-class LatticePacked:
+class LatticePacked(_Lattice):
     """Points within ±q, q = 2^(b-1) - 1, those of the half coset within ±(q + ½): b bits a coordinate."""
 
-    parts = 2  # packed coordinates, two numbers whose product is n · max|y|
-
     def __init__(self, lattice: str, bits: int, dim: int) -> None:
-        """A code for rows of ``dim`` values, a multiple of 8, in b = ``bits`` bits a coordinate."""
-        self.block = _block(lattice, dim)
+        super().__init__(lattice, dim)
         if bits not in BITS:
             raise ConfigurationError(f"the bits of a packed lattice must lie in 2 to 8, not {bits}")
         if dim % WORD:
             raise ConfigurationError(f"a head dimension of {dim} cannot be packed: no multiple of {WORD}")
-        self.lattice, self.bits, self.dim = lattice, bits, dim
-        self.q = 2 ** (bits - 1) - 1
-        self._turn = Hadamard(dim)
+        self.bits, self.q = bits, 2 ** (bits - 1) - 1
 
     def encode(self, rows: mx.array) -> Parts:
         """See `Codec.encode`: uint8 [..., N, D·b/8], and numbers float16 [..., N, 2]."""
@@ -125,10 +131,7 @@ class LatticePacked:
         return pack(words, self.bits, is_half if self.lattice == "e8" else None), _side(length * moved, kept)
 
     def _best(self, turned: mx.array, kept: mx.array, moved: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Of the ranges ±kept · moved [..., S] the one with the least error, the first if equal.
-
-        Its coordinates as by `closest_within` [..., W, n], cosets [..., W, 1], and its kept [..., 1].
-        """
+        """The range ±kept · moved [..., S] of least error: coordinates [..., W, n], cosets, kept [..., 1]."""
         scale = (kept.astype(mx.float32) * moved / self.q)[..., None]
         ranges = kept.shape[-1]
         blocks = mx.expand_dims(turned, -2) / scale
@@ -142,32 +145,18 @@ class LatticePacked:
         return codes, is_half, mx.take_along_axis(kept, best, -1)
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
-        """See `Codec.decode`."""
         packed, side = parts
         words, is_half = unpack(packed, self.bits, cosets=self.lattice == "e8")
         lowest = mx.array(float(self.q)) if is_half is None else self.q + 0.5 * is_half
         points = (words.astype(mx.float32) - lowest).reshape(*packed.shape[:-1], self.dim)
-        return _restore(self._turn, points, side, self.q, dtype)
+        return self._restored(points, side, dtype)
 
     def bits_per_value(self) -> float:
-        """See `Codec.bits_per_value`."""
         return self.bits + SIDE_BITS / self.dim
-
-
-def _block(lattice: str, dim: int) -> int:
-    """Coordinates of a point of the lattice, which divide the dimension."""
-    if lattice not in BLOCK:
-        raise ConfigurationError(f"{lattice!r} is no lattice; there are {', '.join(BLOCK)}")
-    if dim % BLOCK[lattice]:
-        raise ConfigurationError(
-            f"a head dimension of {dim} has no whole number of {lattice} blocks of {BLOCK[lattice]}"
-        )
-    return BLOCK[lattice]
 
 
 @cache
 def _matrix(dim: int) -> mx.array:
-    """H / sqrt(D), computed once."""
     matrix = mx.hadamard_transform(mx.eye(dim), scale=1.0) / mx.array(sqrt(dim))
     mx.eval(matrix)
     return matrix
@@ -198,15 +187,7 @@ def _largest(turned: mx.array) -> mx.array:
 
 
 def _side(length: mx.array, kept: mx.array) -> mx.array:
-    """The two numbers of a row, float16 [..., 2]."""
     return mx.concatenate([mx.minimum(length, LARGEST).astype(mx.float16), kept], -1)
-
-
-def _restore(turn: Hadamard, points: mx.array, side: mx.array, q: int, dtype: mx.Dtype) -> mx.array:
-    """Rows of their points [..., D] and numbers [..., 2]."""
-    side = side.astype(mx.float32)
-    rows = turn.unrotate(points * (side[..., 1:] / q)) * side[..., :1]
-    return within_range(rows, dtype)
 
 
 def closest(lattice: str, values: mx.array) -> mx.array:
@@ -222,9 +203,8 @@ def closest(lattice: str, values: mx.array) -> mx.array:
 def closest_within(lattice: str, values: mx.array, bound: int) -> tuple[mx.array, mx.array]:
     """Closest points to float32 values [..., n] with coordinates within ±q, in the half coset ±(q + ½).
 
-    Returns:
-        The coordinates less the lowest of their coset, whole numbers from 0, float32 [..., n]: a point is
-        that less q, and less another ½ in the half coset. And whether it is one of that coset, bool [..., 1].
+    Gives coordinates less the lowest of their coset, whole numbers from 0, float32 [..., n], and whether
+    that is the half coset, bool [..., 1].
     """
     whole = _even_within(values, -bound, bound)
     if lattice == "d4":
@@ -256,7 +236,6 @@ def _even_within(values: mx.array, low: int, high: int) -> mx.array:
 
 
 def _is_odd(points: mx.array) -> mx.array:
-    """Whether the sum of each point is odd, bool [..., 1]."""
     total = mx.sum(points, -1, keepdims=True)
     return total != 2 * mx.round(total / 2)
 
@@ -271,10 +250,7 @@ def _squared(difference: mx.array) -> mx.array:
 
 
 def pack(codes: mx.array, bits: int, is_half: mx.array | None = None) -> mx.array:
-    """Pack coordinates 0 … 2^b - 1 of any type [..., W, 8] to uint8 [..., W·b].
-
-    For E8, is_half bool [..., W, 1] says whether a point is of the half coset.
-    """
+    """Pack coordinates 0 … 2^b - 1 [..., W, 8] to uint8 [..., W·b]; for E8, is_half is bool [..., W, 1]."""
     codes = codes.astype(mx.uint64)
     word = codes[..., :1]
     for place in range(1, WORD):

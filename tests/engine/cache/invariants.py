@@ -111,8 +111,8 @@ class Sequence:
         self.caches = self.reference.kind.ours(self.model, headroom)
         self.transaction = Transaction(self.model, self.caches)
         self.done = 0  # tokens committed
-        self.carried = 0  # the last of them that no cache holds
-        self.most_carried = 0
+        self.uncached = 0  # the last of them that no cache holds
+        self.most_uncached = 0
 
     @property
     def left(self) -> int:
@@ -122,22 +122,22 @@ class Sequence:
     @property
     def free(self) -> int:
         """The most new positions a round can have."""
-        room = self.transaction.room
-        return self.left if room is None else min(self.left, room - self.carried)
+        most = self.transaction.open_positions
+        return self.left if most is None else min(self.left, most - self.uncached)
 
     def feed(self, tokens: list[int]) -> np.ndarray:
-        """One forward over the carried tokens and new ones: logits of the new ones [N, V]."""
+        """One forward over the uncached tokens and new ones: logits of the new ones [N, V]."""
         text = self.reference.text
-        block = [*text[self.done - self.carried : self.done], *tokens]
+        block = [*text[self.done - self.uncached : self.done], *tokens]
         logits = self.model(mx.array([block]), cache=self.caches)
         mx.eval(logits)
-        return np.array(logits[0, self.carried :])
+        return np.array(logits[0, self.uncached :])
 
     def prefill(self, count: int) -> None:
         """The next tokens of the text in one forward outside of any transaction."""
         logits = self.feed(self.reference.text[self.done : self.done + count])
         self.done += count
-        self.carried = 0
+        self.uncached = 0
         self.transaction.settle()
         self._compare_logits(logits, self.done - count)
 
@@ -148,18 +148,18 @@ class Sequence:
         while right < len(drafts) and drafts[right] == text[self.done + 1 + right]:
             right += 1
         block = [text[self.done], *drafts]
-        self.transaction.begin(self.carried + len(block))
+        self.transaction.begin(self.uncached + len(block))
         logits = self.feed(block)
         self.commit(right + 1)
         self._compare_logits(logits[: right + 1], self.done - right - 1)
         return right
 
     def commit(self, kept: int) -> None:
-        """Keep new positions of the open transaction, and follow what is carried."""
-        self.transaction.commit(self.carried + kept)
+        """Keep new positions of the open transaction, and follow what is uncached."""
+        self.transaction.commit(self.uncached + kept)
         self.done += kept
-        self.carried = self.transaction.carried
-        self.most_carried = max(self.most_carried, self.carried)
+        self.uncached = self.transaction.uncached
+        self.most_uncached = max(self.most_uncached, self.uncached)
 
     def _compare_logits(self, logits: np.ndarray, first: int) -> None:
         for index, row in enumerate(logits):
@@ -172,11 +172,11 @@ class Sequence:
 
     def check(self) -> None:
         """The caches equal those of plain decoding."""
-        plain = self.reference.at[self.done - self.carried]
+        plain = self.reference.at[self.done - self.uncached]
         ours = _snapshot(self.caches)
         assert len(ours) == len(plain), "another number of caches"
         for (layer, name, offset, arrays), (_, _, expected, wanted) in zip(ours, plain, strict=True):
-            where = f"layer {layer} ({name}), {self.done} tokens committed, {self.carried} of them carried"
+            where = f"layer {layer} ({name}), {self.done} tokens committed, {self.uncached} of them uncached"
             assert offset == expected, f"{where}: {offset} positions, not {expected}: {CAUSES['offset']}"
             assert len(arrays) == len(wanted), f"{where}: {len(arrays)} arrays, not {len(wanted)}"
             for array, want in zip(arrays, wanted, strict=True):

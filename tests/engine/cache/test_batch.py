@@ -214,7 +214,7 @@ def test_every_family_said_to_be_batched_is_tested():
 def test_calls_out_of_turn_are_errors():
     batch = Batch("sliding")
     transaction = batch.transaction
-    assert transaction.room == BLOCK
+    assert transaction.open_positions == BLOCK
     with pytest.raises(ValueError, match="headroom of 6"):
         transaction.begin(7)
     transaction.begin(2)

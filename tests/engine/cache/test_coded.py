@@ -61,8 +61,8 @@ def follow(policy: str, family: str, blocks: list[tuple[int, int]], compiled: bo
         done = 5
         for block, kept in blocks:
             fed = text[done : done + kept] + [7] * (block - kept)
-            session.transaction.begin(len(session.carried) + block)
-            rows, _ = session.forward(mx.array([[*session.carried, *fed]]))
+            session.transaction.begin(len(session.uncached) + block)
+            rows, _ = session.forward(mx.array([[*session.uncached, *fed]]))
             session.commit(text[done : done + kept], None)
             logits.extend(np.array(rows[0, -block:][:kept].astype(mx.float32)))
             done += kept

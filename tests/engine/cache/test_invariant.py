@@ -65,10 +65,10 @@ def test_the_same_for_every_draft_and_block_on_both_sides_of_the_wrap(kind: str,
 
 @pytest.mark.sampled(8, 2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_are_carried_only_where_nothing_else_is_possible_and_stay_fewer_than_a_block(kind: str):
+def test_tokens_stay_uncached_only_where_no_rollback_exists(kind: str):
     sequence = play(kind, 0.3, 6, WINDOW)
-    assert (sequence.most_carried > 0) == KINDS[kind].carries
-    assert sequence.most_carried < (sequence.transaction.room or LENGTH)
+    assert (sequence.most_uncached > 0) == KINDS[kind].carries
+    assert sequence.most_uncached < (sequence.transaction.open_positions or LENGTH)
 
 
 @pytest.mark.sampled(4, 4)
@@ -102,16 +102,16 @@ def _step(sequence: Sequence, random: Random) -> None:
     if operation == "round":
         sequence.round(drafted(sequence, size - 1, random.choice([0.0, 0.3, 1.0]), random))
     elif operation == "nothing":
-        transaction.begin(sequence.carried + size)
+        transaction.begin(sequence.uncached + size)
         sequence.feed([random.randrange(VOCAB) for _ in range(size)])
         sequence.commit(0)
     elif operation == "abort":
-        transaction.begin(sequence.carried + size)
+        transaction.begin(sequence.uncached + size)
         if random.random() < 0.5:
             sequence.feed([random.randrange(VOCAB) for _ in range(size)])
         transaction.abort()
     elif operation == "fail":
-        transaction.begin(sequence.carried + size)
+        transaction.begin(sequence.uncached + size)
         layer = random.choice(sequence.model.layers)
         with failing(layer), pytest.raises(RuntimeError), transaction.guarded():
             sequence.feed([random.randrange(VOCAB) for _ in range(size)])
@@ -121,7 +121,7 @@ def _step(sequence: Sequence, random: Random) -> None:
         count = random.randint(0, min(sequence.done, 8))
         if transaction.rewind(count):
             sequence.done -= count
-        sequence.carried = transaction.carried
+        sequence.uncached = transaction.uncached
 
 
 @pytest.mark.sampled(20, 1)

@@ -91,7 +91,7 @@ def test_a_model_that_is_called_without_caches_is_not_recorded():
     mx.eval(sequence.model(mx.array([[1, 2, 3, 4]])))
     sequence.commit(1)
     sequence.check()
-    assert sequence.carried == 0
+    assert sequence.uncached == 0
     sequence.close()
 
 
@@ -116,7 +116,7 @@ def test_a_replay_reads_no_projection_again(family: str):
                 module.weight = mx.full(weight.shape, mx.nan)
         try:
             transaction.commit(2)
-            assert transaction.carried == 0
+            assert transaction.uncached == 0
             states.append([np.array(array) for _, array in tree_flatten([c.state for c in caches])
                            if isinstance(array, mx.array)])  # fmt: skip
         finally:

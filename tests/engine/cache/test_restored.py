@@ -52,7 +52,7 @@ def test_a_block_is_taken_back_without_carrying() -> None:
     transaction.begin(4)
     model(mx.array([[4, 5, 6, 7]]), cache=caches)
     transaction.commit(2)
-    assert transaction.carried == 0
+    assert transaction.uncached == 0
     assert [cache.offset for cache in caches] == [5, 5, 5]
 
 

@@ -81,7 +81,7 @@ def test_commit_and_begin_out_of_turn_are_errors(gemma):
 def test_a_block_beyond_the_headroom_opens_nothing_in_any_layer(gemma):
     caches = new_caches(gemma, 4)
     with opened(gemma, caches) as transaction:
-        assert transaction.room == 4
+        assert transaction.open_positions == 4
         forward(gemma, caches, [5, 6, 7])
         with pytest.raises(ValueError, match="headroom of 4"):
             transaction.begin(5)
@@ -111,29 +111,29 @@ def test_a_recurrent_layer_cannot_be_rewound():
         assert caches[1].offset == 3
 
 
-def test_carried_tokens_are_rewound_first_and_counted_by_begin_and_commit(gemma):
+def test_uncached_tokens_are_rewound_first_and_counted_by_begin_and_commit(gemma):
     caches = [ConcatenateKVCache() for _ in gemma.layers]
     with opened(gemma, caches) as transaction:
-        assert transaction.room is None
+        assert transaction.open_positions is None
         forward(gemma, caches, [5, 6, 7])
         transaction.begin(4)
         forward(gemma, caches, [8, 9, 10, 11])
         transaction.commit(2)
-        assert (transaction.carried, caches[0].offset) == (2, 3)
-        with pytest.raises(ValueError, match="2 positions are no room for 2 carried"):
+        assert (transaction.uncached, caches[0].offset) == (2, 3)
+        with pytest.raises(ValueError, match="2 positions do not suffice for 2 uncached"):
             transaction.begin(2)
         transaction.begin(3)
-        with pytest.raises(ValueError, match="2 of them carried"):
+        with pytest.raises(ValueError, match="2 are uncached"):
             transaction.commit(1)
         transaction.abort()
         assert transaction.rewind(1)
-        assert (transaction.carried, caches[0].offset) == (1, 3)
+        assert (transaction.uncached, caches[0].offset) == (1, 3)
         assert not transaction.rewind(2)
-        assert transaction.carried == 1
+        assert transaction.uncached == 1
         transaction.begin(2)
         forward(gemma, caches, [8, 12])
         transaction.commit(2)
-        assert (transaction.carried, caches[0].offset) == (0, 5)
+        assert (transaction.uncached, caches[0].offset) == (0, 5)
 
 
 def test_what_stands_in_a_list_is_taken_back_member_by_member(gemma):
@@ -144,17 +144,17 @@ def test_what_stands_in_a_list_is_taken_back_member_by_member(gemma):
             member.update_and_fetch(mx.zeros((1, 1, 3, 2)), mx.zeros((1, 1, 3, 2)))
         transaction.commit(1)
         assert [member.offset for member in pair.caches] == [1, 1]
-        assert transaction.carried == 0
+        assert transaction.uncached == 0
 
 
-def test_a_state_nobody_explains_is_put_back_and_carried(gemma):
+def test_unexplained_state_is_put_back_and_uncached(gemma):
     state = ArraysCache(1)
     state[0] = mx.zeros((1, 2))
     with opened(gemma, [state]) as transaction:
         transaction.begin(3)
         state[0] = mx.ones((1, 2))  # no module of the model was called with this cache
         transaction.commit(2)
-        assert transaction.carried == 2
+        assert transaction.uncached == 2
         assert state[0].tolist() == [[0, 0]]
 
 
@@ -243,6 +243,6 @@ def test_no_step_of_a_transaction_waits_for_the_device(kind: str, monkeypatch: p
     transaction.begin(3)
     sequence.model(text, cache=sequence.caches)
     transaction.commit(2)
-    transaction.begin(transaction.carried + 1)
+    transaction.begin(transaction.uncached + 1)
     transaction.abort()
     sequence.close()

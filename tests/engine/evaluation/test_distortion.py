@@ -61,20 +61,20 @@ def test_a_layer_without_keys_cannot_be_compared():
 @pytest.mark.parametrize("spec", ["sliding-bounded:4,64", "sink-window:4,600"])
 def test_a_policy_that_drops_nothing_distorts_nothing(engine: Engine, spec: str):
     ours = replace(engine, policy=parse_policy(spec))
-    found = examine(ours, PROMPT, TEXT, held_after(engine, PROMPT))
-    assert (found.distortion.keys, found.distortion.values) == (0.0, 0.0)
-    assert 8 * found.use.nbytes == 32 * found.use.values
+    found, use = examine(ours, PROMPT, TEXT, held_after(engine, PROMPT))
+    assert (found.keys, found.values) == (0.0, 0.0)
+    assert 8 * use.nbytes == 32 * use.values
 
 
 def test_the_distortion_of_a_first_layer_is_that_of_its_code(engine: Engine):
     """Nothing before it is changed, so its keys are native ones that went through the code once."""
     ours = replace(engine, policy=parse_policy("affine:4,64@0"))
     native = held_after(engine, PROMPT)
-    found = examine(ours, PROMPT, TEXT, native)
+    found, _ = examine(ours, PROMPT, TEXT, native)
     codec = Affine(4, 32, 32)
     for rows, measured in (
-        (native[0].keys, found.distortion.keys),
-        (native[0].values, found.distortion.values),
+        (native[0].keys, found.keys),
+        (native[0].values, found.values),
     ):
         coded = codec.decode(codec.encode(rows), mx.float32)
         expected = mx.square(coded - rows).sum() / mx.square(rows).sum()
@@ -89,15 +89,15 @@ def test_evicted_share_of_a_first_layer_counts_as_lost(engine: Engine):
     energy = mx.square(native[0].keys).sum(axis=(0, 1, 3))
     kept = mx.array([position < 2 or position > len(PROMPT) - 8 for position in native[0].positions])
     assert found.keys == pytest.approx(float(1 - (energy * kept).sum() / energy.sum()), rel=1e-4)
-    use = examine(ours, PROMPT, TEXT, native).use
+    _, use = examine(ours, PROMPT, TEXT, native)
     assert use.layers == (0, 1, 3, 4, 6, 7)
     assert use.values == 6 * 2 * 2 * (2 + 7) * 32  # layers, keys and values, heads, positions, dimensions
 
 
 def test_codes_count_as_stored_after_the_whole_text(engine: Engine):
     ours = replace(engine, policy=parse_policy("rotated:4,64@full"))
-    found = examine(ours, PROMPT, TEXT, held_after(engine, PROMPT))
-    assert found.use.layers == (2, 5, 8)
-    assert found.use.values == 3 * 2 * 2 * (len(PROMPT) + len(TEXT) - 1) * 32
-    assert 8 * found.use.nbytes == 5 * found.use.values  # 4 bits and two float16 scalars a group of 32
-    assert 0 < found.distortion.keys < 0.03
+    found, use = examine(ours, PROMPT, TEXT, held_after(engine, PROMPT))
+    assert use.layers == (2, 5, 8)
+    assert use.values == 3 * 2 * 2 * (len(PROMPT) + len(TEXT) - 1) * 32
+    assert 8 * use.nbytes == 5 * use.values  # 4 bits and two float16 scalars a group of 32
+    assert 0 < found.keys < 0.03

@@ -80,13 +80,13 @@ def in_blocks(model: Any, text: list[int], transactions: type[Transaction]) -> n
         transaction.settle()
         while len(rows) < len(text):
             right = text[len(rows) : len(rows) + KEPT]
-            carried = text[len(rows) - transaction.carried : len(rows)]
-            wrong = [token + 1 for token in right[: BLOCK - len(carried) - len(right)]]
-            block = [*carried, *right, *wrong]
+            uncached = text[len(rows) - transaction.uncached : len(rows)]
+            wrong = [token + 1 for token in right[: BLOCK - len(uncached) - len(right)]]
+            block = [*uncached, *right, *wrong]
             transaction.begin(len(block))
             logits = np.array(model(mx.array([block]), cache=caches)[0])
-            known = len(carried) + len(right)
-            rows += list(logits[len(carried) : known])
+            known = len(uncached) + len(right)
+            rows += list(logits[len(uncached) : known])
             transaction.commit(known)
     finally:
         transaction.close()
