@@ -45,14 +45,8 @@ def open_restoration(
 ) -> RestorationPlan | None:
     """The plan a policy asks for; None where it restores nothing.
 
-    Args:
-        policy: what ``--kv`` said.
-        target: the model.
-        model: folder it was loaded from; None for the shipped one.
-        projector: folder of a projector; None for the shipped one on the shipped target.
-        drafter: the ``--drafter`` text, in which a DFlash folder is looked for.
-        dtype: as `engine.target.loading.dtype_of` reads it.
-        seed: of the source ``noise``.
+    ``model`` and ``projector`` are folders, None for the shipped ones; ``drafter`` is the ``--drafter`` text,
+    in which a DFlash folder is looked for; ``seed`` is of the source ``noise``.
 
     Raises:
         ConfigurationError: the projector, or its drafter, is not named, or is named and not needed.

@@ -77,11 +77,7 @@ class Exact:
     def rows(self, kept: Rows) -> list[Pair]:
         """Keys and values of each layer from what was kept of some positions."""
         parts = iter(kept)
-        pairs = []
-        for count in self._counts:
-            keys = next(parts)
-            pairs.append((keys, next(parts) if count > 1 else keys))
-        return pairs
+        return [(keys := next(parts), next(parts) if count > 1 else keys) for count in self._counts]
 
     def close(self) -> None:
         """Restore the target's modules."""
@@ -108,28 +104,24 @@ class Noise(Exact):
         """Begin again, with the same numbers."""
         self._key = mx.random.key(self._seed)
         self._count = 0
-        self._sums: Rows = []
-        self._squares: Rows = []
+        self._sums: Rows = []  # of each channel's values, and of their squares
 
     def recorded(self, count: int) -> Rows:
         """See `Exact`; also sums up how far the channels spread."""
         rows = super().recorded(count)
         exact = [row.astype(mx.float32) for row in rows]
+        sums = [mx.stack([row.sum(axis=0), mx.square(row).sum(axis=0)]) for row in exact]
         self._count += count
-        zeros = [mx.zeros(row.shape[-1]) for row in rows]
-        sums, squares = self._sums or zeros, self._squares or zeros
-        self._sums = [total + row.sum(axis=0) for total, row in zip(sums, exact, strict=True)]
-        self._squares = [
-            total + mx.square(row).sum(axis=0) for total, row in zip(squares, exact, strict=True)
-        ]
+        self._sums = [old + new for old, new in zip(self._sums, sums, strict=True)] if self._sums else sums
         return rows
 
     def rows(self, kept: Rows) -> list[Pair]:
         """See `Exact`."""
         self._key, *keys = mx.random.split(self._key, len(kept) + 1)
         drawn = []
-        for row, sums, squares, key in zip(kept, self._sums, self._squares, keys, strict=True):
-            spread = mx.sqrt(mx.maximum(squares / self._count - mx.square(sums / self._count), 0))
+        for row, sums, key in zip(kept, self._sums, keys, strict=True):
+            mean, squares = sums / self._count
+            spread = mx.sqrt(mx.maximum(squares - mx.square(mean), 0))
             drawn.append((mx.random.normal(row.shape, key=key) * spread).astype(row.dtype))
         return super().rows(drawn)
 
