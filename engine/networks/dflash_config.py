@@ -15,7 +15,6 @@ from engine.networks.rotary import RotaryConfig, rotary_config
 LARGEST_SIZE = 2**31  # sizes are 32-bit numbers
 LARGEST = {
     "block_size": 512,  # tokens; twice as many may be asked for
-    "selector_top_k": 4096,  # candidates a position; their pairs are scored
     "head_dim": 4096,  # its frequencies are computed one by one before the weights are looked at
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -26,6 +25,7 @@ NESTED_KEYS = {
 }  # fmt: skip
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
 # What transformers' Qwen3Config assumes where a config.json is silent.
+MOST_CANDIDATES = 4096  # a position; their pairs are scored
 HEAD_DIM, WINDOW, FIRST_SLIDING_LAYER = 128, 4096, 28
 
 
@@ -133,8 +133,11 @@ class DFlashConfig:
             raise _fault(f"target_layer_ids {list(ids)} do not fit {layers} target layers")
         if self.mask_token_id >= self.vocab_size:
             raise _fault(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
-        if self.second is not None and (top_k := self.second.selector_top_k) > self.vocab_size:
+        top_k = self.second.selector_top_k if self.second is not None else 0
+        if top_k > self.vocab_size:
             raise _fault(f"selector_top_k {top_k} exceeds the vocabulary of {self.vocab_size}")
+        if top_k > MOST_CANDIDATES:
+            raise _fault(f"selector_top_k must be at most {MOST_CANDIDATES}, not {top_k}")
 
     @property
     def kind(self) -> str:
