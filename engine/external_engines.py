@@ -43,7 +43,7 @@ MOST_POLICIES = 256  # whose obstacles are kept: requests may spell out any numb
 TRIAL_PROMPT, TRIAL_TOKENS = (1, 2, 3, 4, 5, 6), 4
 ZLAB = "dflash.model_mlx"
 # Published configs have these outside `dflash_config` too, where z-lab's loop does not look.
-NESTED = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+NESTED = {"input_embedding_scale", "output_multiplier", "final_logit_softcapping"}
 
 
 @dataclass
@@ -153,8 +153,8 @@ def verify_use(caches: Sequence[Any], at_least: int, where: str) -> None:
 class ModelState:
     """What an engine leaves on a target during one generation: there while it runs, removed in between.
 
-    Covered are attributes, and lists in attributes, of the model, its text model and the body inside,
-    attributes of the classes of all parts, and the default stream; engines touch no parts of single layers.
+    Covered: attributes of the model, its text model, the body inside and the classes of all parts, lists in
+    attributes, and the default stream. Engines touch no parts of single layers.
     """
 
     def __init__(self, model: Any) -> None:
@@ -208,7 +208,7 @@ class ExternalEngine:
         """Find the strategy; ConfigurationError if the engine cannot decode with this target at all."""
         self.name, self._entry = name, entry
         self._model, (self._block, self._loop) = target.target.model, loop
-        self._obstacles = {NATIVE.spec: ""}
+        self._obstacles: dict[str, str] = {}
         failed = [unfit] if (unfit := self._unfit(NATIVE)) else []
         for strategy in [OWN_CACHES] if unfit else STRATEGIES:
             self.strategy, self.why = strategy, "; ".join(failed)  # why: what kept those before from working
@@ -220,7 +220,7 @@ class ExternalEngine:
 
     def obstacle(self, policy: KVPolicy) -> str | None:
         """Say why the engine cannot decode under a policy; InputError if the target itself cannot."""
-        if policy.spec not in self._obstacles:
+        if policy != NATIVE and policy.spec not in self._obstacles:
             refuse_policy(self._model, policy)
             if policy.source is not None:
                 why = "old positions are restored by our own prefill, which the engine does not run"
@@ -231,9 +231,9 @@ class ExternalEngine:
             else:
                 why = self._unfit(policy) or self._failure(policy) or ""
             if len(self._obstacles) >= MOST_POLICIES:
-                self._obstacles = {NATIVE.spec: ""}  # which no trial of OWN_CACHES would allow
+                self._obstacles.clear()
             self._obstacles[policy.spec] = why
-        return self._obstacles[policy.spec] or None
+        return self._obstacles.get(policy.spec) or None
 
     def generate(
         self,
@@ -246,8 +246,7 @@ class ExternalEngine:
     ) -> Iterator[int]:
         """Continue a prompt greedily; stop tokens stop nothing, close the iterator instead.
 
-        ``caches`` is filled with those handed over, before the first token, and stays empty where the engine
-        keeps its own; ``counts`` is filled with what it tells of its drafts, as tokens come. Raises
+        ``caches`` is filled with those handed over before the first token, ``counts`` as tokens come. Raises
         ConfigurationError at once for an `obstacle`; GenerationError later, where the caches are not used.
         """
         if reason := self.obstacle(policy):
@@ -343,9 +342,8 @@ def open_zlab(target: LoadedTarget, drafter: Path, block: int | None) -> Externa
     with replaced(module, "snapshot_download", lambda path, **_: path):
         draft = module.load_draft(str(drafter))
     config = json.loads((drafter / "config.json").read_text(encoding="utf-8"))
-    for name in NESTED:
-        if name in config and name not in config["dflash_config"]:
-            setattr(draft.config, name, config[name])
+    for name in (config.keys() & NESTED) - config["dflash_config"].keys():
+        setattr(draft.config, name, config[name])
     add_unseen_scale(draft, target.target)
     draft.set_dtype(target.target.embed(mx.array([[0]])).dtype)
     mx.eval(draft.parameters())

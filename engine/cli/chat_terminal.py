@@ -329,7 +329,7 @@ class ChatLoop:
         if told := [turn.provenance for turn in turns if turn.provenance is not None]:
             why = f" ({told[-1].why_off})" if told[-1].why_off else ""
             lines.append(f"drafter: {told[-1].drafter or 'none'}{why}")
-            lines.append(f"keys and values: {told[-1].resident_bytes:,} bytes")
+            lines.append(f"keys and values, the drafter's too: {told[-1].resident_bytes:,} bytes")
         self._screen.say("\n".join(lines))
 
     def _quit(self, _: str) -> None:

@@ -123,7 +123,7 @@ def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
         "decode_tokens_per_s": outcome.decode_tokens_per_s,
         "verify_rounds": outcome.verify_rounds,
         "acceptance_length": outcome.acceptance_length,
-        "resident_bytes": outcome.resident_bytes,
+        "resident_bytes": outcome.resident_bytes + outcome.drafter_resident_bytes,
         "drafter_resident_bytes": outcome.drafter_resident_bytes,
         "path": outcome.path,
         "kv": kv,

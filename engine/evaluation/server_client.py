@@ -317,7 +317,7 @@ def outcome(asked: Question, answer: Answer, target: LoadedTarget) -> Outcome:
         rounds=[Round(*each) for each in how.rounds],
         path=f"speculative:{how.drafter}" if how.drafter else "plain:kakeya.decode",
         cache_classes=how.cache_classes,
-        resident_bytes=how.resident_bytes,
+        resident_bytes=how.resident_bytes - how.drafter_resident_bytes,
         kv=KVUse(tuple(coded.layers), coded.values, coded.bytes) if coded else None,
         kept=how.kept_positions,
         drafter_forwards=how.drafter_forwards,

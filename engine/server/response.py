@@ -163,7 +163,7 @@ class ResponseBuilder(ABC):
             prefill_s=round(outcome.prefill_s, 6),
             decode_s=round(outcome.decode_s, 6),
             decode_tokens_per_s=speed,
-            resident_bytes=outcome.resident_bytes,
+            resident_bytes=outcome.resident_bytes + outcome.drafter_resident_bytes,
             drafter_resident_bytes=outcome.drafter_resident_bytes,
             cache_classes=dict(outcome.cache_classes),
             cache_strategy=ended.cache_strategy,
