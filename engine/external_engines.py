@@ -1,8 +1,7 @@
 """An external engine on one of our targets, with the caches of a KV policy in it.
 
-Opening one finds out, with a few real tokens, how it can be given caches: the first strategy after which
-every layer's cache has received prompt and text is kept for good. Every token of a later generation is held
-to the same count before it is yielded. Several generations may take turns, on one thread.
+Opening one tries these strategies with a few real tokens and keeps the first after which every layer's cache
+has received prompt and text. Every later token is held to the same count before it is yielded.
 
     keyword     its loop has an argument for them
     instance    the model gets a `make_cache` of its own, which hands them out
@@ -39,8 +38,8 @@ from engine.target.model import Target
 
 OWN_CACHES = "native"
 STRATEGIES = ("keyword", "instance", "attribute", OWN_CACHES)  # in the order in which they are tried
-MOST_POLICIES = 256  # whose obstacles are kept: requests may spell out any number of policies
 TRIAL_PROMPT, TRIAL_TOKENS = (1, 2, 3, 4, 5, 6), 4
+MOST_POLICIES = 256  # whose obstacles are kept; requests may spell out any number
 ZLAB = "dflash.model_mlx"
 # Published configs have these outside `dflash_config` too, where z-lab's loop does not look.
 NESTED = {"input_embedding_scale", "output_multiplier", "final_logit_softcapping"}
