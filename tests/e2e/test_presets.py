@@ -216,7 +216,7 @@ class Sabotage:
 SABOTAGES = {
     "the drafter is never opened": Sabotage(
         "engine/config.py",
-        "    spec = _drafter_spec(options)\n",
+        "    fit_threads(target.target.hidden_size)\n",
         "    spec = None\n",
         "k3-fused-allmlx-code",
         ("limit=2", "max_tokens=16"),
