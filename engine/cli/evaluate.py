@@ -28,7 +28,7 @@ def command() -> None:
 @command.command("throughput")
 @set_options
 @claim_option(
-    "What to claim beside identical output; auto: a speed-up where blocks are cheap.",
+    "What to claim in addition to identical output; auto: a speed-up where blocks are cheap.",
     *("speedup", "no-slowdown", "identity"),
 )
 @option("--min-speedup", "Speed-up to claim.", 1.0)
