@@ -39,8 +39,6 @@ ROWS = re.compile(r"x_([1-9][0-9]{0,5})")
 
 @dataclass(frozen=True)
 class CodecEntry:
-    """One array of a file, compared."""
-
     name: str
     lattice: str
     q: int  # steps from zero to the largest coordinate
@@ -55,7 +53,6 @@ class CodecEntry:
 
     @property
     def passed(self) -> bool:
-        """Whether enough blocks are the same and the errors as large."""
         return self.blocks_identical >= LEAST_IDENTICAL and abs(self.mse_ratio - 1) <= MOST_APART
 
     def document(self) -> dict[str, Any]:
@@ -64,7 +61,6 @@ class CodecEntry:
 
 
 def codec_document(entries: list[CodecEntry]) -> dict[str, Any]:
-    """The JSON line of a comparison."""
     worst = max((entry.mse_ratio for entry in entries), key=lambda ratio: abs(ratio - 1))
     return {
         "kind": "codec",

@@ -108,7 +108,6 @@ def _chip() -> str:
 
 
 def sysctl(name: str) -> str:
-    """A text of macOS's kernel; empty where it has none of that name."""
     text = ctypes.create_string_buffer(256)
     length = ctypes.c_size_t(len(text))
     failed = ctypes.CDLL(None).sysctlbyname(name.encode(), text, ctypes.byref(length), None, 0)
@@ -194,7 +193,6 @@ def services_of(printed: str) -> dict[str, float]:
 
 
 def idle_load() -> OtherLoad:
-    """What the machine does while this process does nothing, over `SETTLE_S`."""
     before = _usage()
     sleep(SETTLE_S)
     return _load_since(before)

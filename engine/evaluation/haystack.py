@@ -37,7 +37,6 @@ class Haystack(BoundedSwitches):
 
     @property
     def wanted(self) -> bool:
-        """Whether any of it was set."""
         return any(value is not None for value in (self.context, self.depths, self.per_depth))
 
     def with_defaults(self, depths: tuple[float, ...] = DEPTHS) -> "Haystack":
@@ -51,7 +50,6 @@ class Haystack(BoundedSwitches):
         return self.with_defaults() if made_up else self
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
         super().check()
         if self.depths is not None:
             if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):

@@ -58,7 +58,6 @@ class Journal:
     _entries: int = 0
 
     def open(self, fingerprint: Fingerprint) -> "Journal":
-        """Continue the journal of this fingerprint, or start one."""
         key = text_digest(json.dumps(dict(fingerprint), sort_keys=True))[:32]
         is_named, path = self.path is not None, self.path or self.folder / f"{key}.jsonl"
         self.path, self.started = path, now()
@@ -95,11 +94,9 @@ class Journal:
         return self
 
     def add(self, entry: Entry) -> None:
-        """Keep finished rows."""
         self._write(asdict(entry))
 
     def restart(self, abandoned: dict[str, Any]) -> None:
-        """Note that all rows so far were abandoned, and why."""
         self._write({"restart": abandoned})
 
     def remove(self) -> None:

@@ -63,8 +63,6 @@ CONTROLS = ("exact", "noise")
 
 @dataclass(frozen=True)
 class KVSwitches(measure.BoundedSwitches):
-    """What the command line can set about a shoot-out; see its help."""
-
     policies: tuple[str, ...] = POLICIES
     haystack: Haystack = field(default_factory=lambda: Haystack().with_defaults(depths=DEPTHS))
     answer_tokens: int = measure.at_least(16)
@@ -77,7 +75,6 @@ class KVSwitches(measure.BoundedSwitches):
     chat: ChatSwitches = field(default_factory=ChatSwitches)
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
         super().check()
         if self.answer_tokens > self.max_tokens:
             raise ConfigurationError(
@@ -102,12 +99,10 @@ class KVSwitches(measure.BoundedSwitches):
 
     @property
     def parsed(self) -> tuple[KVPolicy, ...]:
-        """The policies, in their order."""
         return tuple(parse_policy(text) for text in self.policies)
 
     @property
     def bytes_claimed(self) -> list[tuple[KVPolicy, int]]:
-        """The policies of `claim_bytes`, each with the most bytes."""
         found = []
         for text in self.claim_bytes:
             policy, _, count = text.rpartition("=")
@@ -139,7 +134,6 @@ def open_shootout(options: Options) -> Engine:
 def measure_kv(
     engine: Engine, switches: KVSwitches, runtime: Runtime, **context: Unpack[measure.EvaluationContext]
 ) -> Report:
-    """Run all arms over all prompts."""
     switches.check()
     arms = arms_of(engine, switches.parsed)
     cards = {role: card for of, _ in arms for role, card in measure.models(of).items()}
@@ -334,7 +328,6 @@ def _rows(caches: Sequence[Any]) -> Layers:
 
 
 def _plain_use(caches: Sequence[Any], layers: Sequence[int]) -> KVUse:
-    """What some layers hold in plain numbers."""
     found = _rows(caches)
     pairs = [(found[layer].keys, found[layer].values) for layer in layers]
     values = sum(keys.size + rows.size for keys, rows in pairs)

@@ -37,8 +37,6 @@ WARM_UPS = 4
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm, its prompts, and how to run them."""
-
     arm: Arm
     prompts: Sequence[Prompt]  # the same ids in the same order for every arm of a measurement
     encoded: Sequence[list[int]]
@@ -50,8 +48,6 @@ class ArmRun:
 
 @dataclass
 class Measured:
-    """How a measurement went."""
-
     order: list[tuple[str, str]] = field(default_factory=list)  # arm and prompt id of every row, as run
     restarts: list[dict[str, Any]] = field(default_factory=list)  # abandoned measurements, and why
     resumed: int = 0  # rows that an earlier process had finished
@@ -128,8 +124,6 @@ def _turns(runs: Sequence[ArmRun], batch: int) -> Iterator[list[tuple[ArmRun, sl
 
 
 class EvaluationContext(TypedDict, total=False):
-    """What evaluations pass on to `Evaluation`."""
-
     progress: Progress
     request: ReportRequest | None
     journal: Journal | None
@@ -152,7 +146,6 @@ class Evaluation:
     resumable: bool = True  # the report counts the rows of earlier processes
 
     def __post_init__(self) -> None:
-        """Start the clock and the watch."""
         self.started, self.watch = now(), LoadWatch()
         self.settings = configuration(self.engine, self.runtime, self.command, self.switches) | self.settings
         self.draft_length = self.engine.new_draft_length()
@@ -162,7 +155,6 @@ class Evaluation:
 
     @property
     def arms(self) -> list[Arm]:
-        """In the order of the report."""
         return [run.arm for run in self.runs]
 
     def add(
@@ -207,7 +199,6 @@ class Evaluation:
 
     @property
     def total(self) -> int:
-        """Rows of all arms."""
         return sum(len(run.prompts) for run in self.runs)
 
     def warm_up(self) -> None:
@@ -266,7 +257,6 @@ class Evaluation:
 
 
 def plain_arm(name: str, role: str = "baseline") -> Arm:
-    """An empty arm of mlx-lm's plain decoding."""
     return Arm(name, role, PLAIN_LOOP)
 
 
@@ -309,7 +299,6 @@ def run_arm(
     *,
     options: SamplingOptions | None = None,
 ) -> Outcome:
-    """One prompt through one arm."""
     if arm.loop == PLAIN_LOOP:
         return plain(engine.target, tokens, max_tokens, engine.options.prefill_chunk)
     return speculate(engine, tokens, max_tokens, draft_length, options=options)
@@ -344,7 +333,6 @@ def encode_all(
 
 
 def models(engine: Engine) -> dict[str, Model]:
-    """The model cards of the environment block, by role."""
     drafter, restoration = engine.drafter, engine.restoration
     cards = {"target": target_card(engine.target)}
     if drafter and drafter.card:
@@ -420,6 +408,5 @@ class SetSwitches(BoundedSwitches):
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise ConfigurationError for a value that is none of the choices."""
     if value not in choices:
         raise ConfigurationError(f"{name} {value!r} is not one of {', '.join(choices)}")

@@ -8,8 +8,7 @@ A *case* of a drafter alone is a folder with ``config.json``, ``model.safetensor
     round<i>_hidden [1, B, H], round<i>_logits [1, B, V], round<i>_path [1, B-1]    i from 1; path: DFlash 2
     reference []                                      the implementation's name, a text; may be missing
 
-A *case* of a pair is a folder with ``target/`` and ``drafter/``, each as the engine loads it, and
-``golden.npz`` of one greedy run:
+One of a pair holds ``target/`` and ``drafter/``, and in ``golden.npz`` what one greedy run made of a prompt:
 
     prompt [P]           the token ids it began with
     drafts [R, B-1]      what was drafted in each round; -1 behind the drafts of a shorter block
@@ -18,13 +17,9 @@ A *case* of a pair is a folder with ``target/`` and ``drafter/``, each as the en
     tokens [N]           all tokens: the first comes from the prompt, the others from the rounds
     reference []         as above
 
-Rounds with a full block are compared. The shorter ones at the end depend on how a loop runs out, so only
-their tokens are. Stored outputs are float32; ours are computed in float32, or in half precision to see what
-that costs.
-
-A target is compared with itself: what mlx-lm's `generate_step` makes of prompts is run again in rounds of
-several block lengths. Some keep only a part of their block, so that what is rolled back is in the
-figures; the reference are forwards of one token on the caches mlx-lm makes for itself.
+Of shorter blocks, which depend on how a loop runs out, only the tokens are compared. A target is compared
+with itself: the text of mlx-lm's `generate_step` is run again in rounds of several block lengths, partly
+rolled back, against forwards of one token on the caches mlx-lm makes for itself.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +33,6 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import numpy as np
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.decode import Step, decode
@@ -46,27 +40,26 @@ from engine.device import Runtime, fit_threads
 from engine.draft_length import FixedDraftLength
 from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter, likeliest_path
-from engine.errors import ConfigurationError, ModelError
+from engine.errors import ConfigurationError, ModelError, wrap_errors
 from engine.evaluation.arms import plain_steps
 from engine.evaluation.environment import LoadWatch, describe, target_card
-from engine.evaluation.measure import Progress
+from engine.evaluation.measure import BoundedSwitches, Progress, at_least, check_choice
 from engine.evaluation.prompts import Prompt, encode, load_prompts
 from engine.evaluation.report import Report, now
 from engine.evaluation.rounding import Run, paired_logits
 from engine.generate import token_limit
 from engine.networks.dflash import Context, DFlash
-from engine.networks.dflash2 import DFlash2, build_network
+from engine.networks.dflash2 import DFlash2
 from engine.networks.dflash_config import DFlashConfig
 from engine.sampling import Sampler
-from engine.target.folder import check_depth, read_json, require_file, tensor_shapes, weight_files
+from engine.target.folder import require_file, weight_files
 from engine.target.loading import (
     DTYPES,
     SHIPPED_TARGET,
     LoadedTarget,
-    fill_network,
     load_drafter,
+    load_network,
     load_target,
-    opened,
 )
 from engine.target.model import Target
 from evidence_format.claims import FEWEST_EQUAL
@@ -113,7 +106,6 @@ class Parity:
 
     @property
     def passed(self) -> bool:
-        """Whether every round did."""
         return all(self._passes(item) for item in self.rounds)
 
     def _passes(self, item: RoundParity) -> bool:
@@ -134,11 +126,9 @@ class Parity:
         """For the JSON line: what was not compared is left out."""
         cases = []
         for item, row in zip(self.rounds, self.rows(), strict=True):
-            del row["rows"]
-            for name in ("hidden_max_abs", "tokens_equal"):
-                if getattr(item, name) is None:
-                    del row[name]
-            cases.append(row | {"passed": self._passes(item)})
+            absent = [name for name in ("hidden_max_abs", "tokens_equal") if getattr(item, name) is None]
+            shown = {name: value for name, value in row.items() if name not in ("rows", *absent)}
+            cases.append(shown | {"passed": self._passes(item)})
         return {"kind": "parity", "cases": cases, "tolerance": self.tolerance, "passed": self.passed}
 
 
@@ -158,8 +148,7 @@ def largest_difference(ours: Array, reference: Array) -> float:
     return float(difference.max()) if np.isfinite(difference).all() else float("inf")
 
 
-def check_tolerance(tolerance: float) -> float:
-    """The tolerance; ConfigurationError where it is not a number of at least 0."""
+def _checked(tolerance: float) -> float:
     if not 0 <= tolerance < float("inf"):
         raise ConfigurationError(f"--tolerance must be a number of at least 0, not {tolerance}")
     return tolerance
@@ -181,7 +170,6 @@ class StoredArrays(dict[str, Array]):
             raise ModelError(f"{file} is corrupt: {reason}") from None
 
     def refuse(self, problem: str) -> ModelError:
-        """An error about this file."""
         return ModelError(f"{self.file}: {problem}")
 
     def take(self, name: str, kinds: str, *shape: int | None, finite: bool = True) -> Array:
@@ -206,13 +194,11 @@ class StoredArrays(dict[str, Array]):
         return value
 
     def take_tokens(self, name: str, vocabulary: int, *shape: int | None) -> Array:
-        """An array of token ids."""
         value = self.take(name, WHOLES, *shape)
         self.check_tokens(name, value, vocabulary)
         return value
 
     def check_tokens(self, name: str, tokens: Array, vocabulary: int) -> None:
-        """Raise ModelError for tokens that are not in the vocabulary."""
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise self.refuse(f"{name} holds tokens outside the vocabulary of {vocabulary}")
 
@@ -238,22 +224,9 @@ class Case:
 
     @classmethod
     def read(cls, folder: Path, dtype: str = "float32") -> "Case":
-        """Read and check one case; ``dtype`` is what the network is computed in."""
-        config_file, raw = folder / "config.json", read_json(folder / "config.json")
-        files = weight_files(folder)
-        check_depth(config_file, raw, tensor_shapes(files))
-        try:
-            config: DFlashConfig = opened(folder, "config.json", lambda: DFlashConfig.from_dict(raw))
-        except ModelError as error:
-            raise ModelError(f"{config_file}: {error}") from None
-        network = opened(folder, "config.json", lambda: build_network(config))
-        fill_network(folder, files, network, raw.get("quantization"))
-        network.set_dtype(DTYPES[dtype])
-        for name, value in dict(tree_flatten(network.parameters())).items():
-            if not mx.all(mx.isfinite(value)).item():
-                raise ModelError(f"{folder}: {name} holds NaN or infinite weights")
+        network = load_network(folder, dtype)[0]
         arrays = StoredArrays(folder / GOLDEN)
-        _check_drafter_arrays(arrays, config)
+        _check_drafter_arrays(arrays, network.config)
         return cls(folder.resolve().name, network, arrays, DTYPES[dtype])
 
     def compare(self) -> Iterator[RoundParity]:
@@ -317,7 +290,6 @@ class PairCase:
 
     @classmethod
     def read(cls, folder: Path, dtype: str = "float32") -> "PairCase":
-        """Read and check one case; ``dtype`` is what both models are computed in."""
         target = open_target(folder / TARGET, dtype).target
         drafter = load_drafter(folder / DRAFTER, target, dtype).drafter
         if not isinstance(drafter, BlockDrafter):
@@ -369,7 +341,6 @@ class _RecordingDrafter(BlockDrafter):
         self._logits: mx.array
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
-        """See `Drafter.propose`."""
         draft = super().propose(bonus, count, sampler)
         self.drafted.append((draft.tokens, self._logits))
         return draft
@@ -407,14 +378,12 @@ def _check_pair_arrays(arrays: StoredArrays, vocabulary: int) -> int:
 
 def case_folders(folder: Path) -> list[Path]:
     """The folder itself if it is a case, else its subfolders that hold anything of a case, sorted."""
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder; give a case or a folder of cases")
-    try:
+    with wrap_errors(lambda reason: ModelError(f"{folder} cannot be read: {reason}")):
+        if not folder.is_dir():
+            raise ModelError(f"{folder} is not a folder; give a case or a folder of cases")
         found = (
-            [folder] if _is_case(folder) else [path for path in sorted(folder.iterdir()) if _is_case(path)]
+            [folder] if _is_case(folder) else [each for each in sorted(folder.iterdir()) if _is_case(each)]
         )
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
     if not found:
         raise ModelError(
             f"{folder} holds no case: config.json, model.safetensors and {GOLDEN}, "
@@ -439,11 +408,6 @@ def compare_all(
 ) -> tuple[Parity, Implementation]:
     """Compare a case, or every case in a folder of cases. All are read before the first is computed.
 
-    Args:
-        folder: one case, or a folder whose subfolders are cases, of either layout.
-        tolerance: largest difference that passes; None for that of the dtype.
-        dtype: what ours is computed in.
-
     Returns:
         The rounds, and the reference: the names that the cases say, and a digest over their files.
     """
@@ -451,9 +415,7 @@ def compare_all(
     pairs = [path for path in folders if _is_pair(path)]
     # Logits of a pair come from hidden states of forwards over blocks.
     tolerances = TARGET_TOLERANCES if pairs else TOLERANCES
-    if dtype not in tolerances:
-        raise ConfigurationError(f"--dtype {dtype!r} is not one of {', '.join(tolerances)}")
-    largest = check_tolerance(tolerances[dtype] if tolerance is None else tolerance)
+    largest = _checked(tolerances[dtype] if tolerance is None else tolerance)
     cases = [PairCase.read(path, dtype) if path in pairs else Case.read(path, dtype) for path in folders]
     names = {name for case in cases if (name := case.arrays.reference) is not None}
     parity = Parity(tuple(item for case in cases for item in case.compare()), largest, dtype)
@@ -477,7 +439,6 @@ def _digest(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def open_target(model: Path | None, dtype: str | None) -> LoadedTarget:
-    """The target of a folder, or the shipped one."""
     target = load_target(model or SHIPPED_TARGET, dtype)
     fit_threads(target.target.hidden_size)
     return target
@@ -492,19 +453,10 @@ def compare_target(
     tolerance: float | None = None,
     progress: Progress,
 ) -> Parity:
-    """Compare the logits of blocks and of single tokens along what plain decoding makes of the prompts.
-
-    Args:
-        target: the model.
-        prompts: where to begin.
-        max_tokens: tokens a text.
-        chunk: prompt positions per forward.
-        tolerance: largest difference of a logit that passes; None for that of the model's dtype.
-        progress: told of each prompt.
-    """
+    """Compare the logits of blocks and of single tokens along what plain decoding makes of the prompts."""
     dtype = target.card.dtype
     usual = TARGET_TOLERANCES.get(dtype, TARGET_TOLERANCES["bfloat16"])
-    largest = check_tolerance(usual if tolerance is None else tolerance)
+    largest = _checked(usual if tolerance is None else tolerance)
     if max_tokens < 2:
         raise ConfigurationError(f"--max-tokens must be at least 2, not {max_tokens}")
     encoded = [encode(p, target.tokenizer, target.target.vocab_size, target.context) for p in prompts]
@@ -521,7 +473,6 @@ def compare_target(
 def _compare_text(
     target: LoadedTarget, case: str, prompt: Sequence[int], count: int, chunk: int
 ) -> Iterator[RoundParity]:
-    """The rounds of one text."""
     model = target.target.model
     text = [int(token) for token, _ in plain_steps(model, prompt, count, chunk, make_prompt_cache(model))]
     run = Run(prompt, text, list(islice(cycle(ROUNDS), len(text))))
@@ -540,42 +491,32 @@ def plain_reference() -> Implementation:
 
 
 @dataclass(frozen=True)
-class ParitySwitches:
-    """What the command line can set about a comparison."""
-
+class ParitySwitches(BoundedSwitches):
     golden: Path | None = None  # a case or a folder of cases
     target: bool = False  # compare a target with plain decoding
     model: Path | None = None  # the target's folder
     prompts: str = "all"  # of a target, as the next three
-    limit: int = 2
+    limit: int = at_least(2)
     max_tokens: int = 48
-    prefill_chunk: int = 2048
+    prefill_chunk: int = at_least(2048)
     dtype: str | None = None
     tolerance: float | None = None
     reference: str | None = None  # name of the implementation behind the cases
 
     def check(self) -> None:
-        """Raise ConfigurationError where it is not clear what to compare, or a number makes no sense."""
+        super().check()
         if (self.golden is not None) == self.target:
             raise ConfigurationError("give either --golden DIR or --target")
         if self.target and self.reference is not None:
             raise ConfigurationError("--reference names who made stored outputs; leave it out with --target")
-        for name in ("limit", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigurationError(f"{flag} must be at least 1, not {getattr(self, name)}")
+        if self.dtype is not None:
+            check_choice("--dtype", self.dtype, tuple(DTYPES))
 
 
 def measure_parity(
     switches: ParitySwitches, runtime: Runtime, *, progress: Progress, request: ReportRequest | None = None
 ) -> tuple[Parity, Report]:
-    """Compare, and report it. The report claims parity within the tolerance, whatever came out.
-
-    Raises:
-        ConfigurationError: a switch does not make sense.
-        ModelError: a case or the target cannot be used.
-        PromptError: a prompt cannot be used.
-    """
+    """Compare, and report it. The report claims parity within the tolerance, whatever came out."""
     switches.check()
     started, watch = now(), LoadWatch()
     models: dict[str, Model] = {}

@@ -19,7 +19,6 @@ SIZE = 512
 
 
 def probe_machine(runtime: Runtime, request: ReportRequest | None = None) -> Report:
-    """Look at the machine."""
     started, watch = now(), LoadWatch()
     facts: dict[str, Any] = {
         "command": "probe",

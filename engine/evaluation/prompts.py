@@ -36,8 +36,6 @@ TAIL = 16  # tokens of a prompt in which the template may have opened the reason
 
 @dataclass(frozen=True)
 class Needle:
-    """The fact a retrieval prompt asks for."""
-
     sentence: str
     answer: str
     depth: float
@@ -45,8 +43,6 @@ class Needle:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as read from a file."""
-
     id: str
     kind: str
     text: str | None
@@ -56,7 +52,6 @@ class Prompt:
 
     @property
     def content(self) -> str | tuple[tuple[str, str], ...]:
-        """The text, or the messages."""
         return (self.text or "") if self.messages is None else self.messages
 
     @property
@@ -135,12 +130,10 @@ def refuse_unsound(prompts: Sequence[Prompt]) -> None:
 def encode(
     prompt: Prompt, tokenizer: Any, vocab_size: int, context: int | None, switches: ChatSwitches | None = None
 ) -> list[int]:
-    """Token ids of a prompt; see `engine.generate.encode`."""
     return generate.encode(prompt.content, tokenizer, vocab_size, context, switches, name=prompt.id)
 
 
 def tokens_of(prompt: Prompt, tokenizer: Any, switches: ChatSwitches) -> list[int]:
-    """Token ids of a prompt, however many; see `engine.generate.tokens_of`."""
     return generate.tokens_of(prompt.content, tokenizer, switches, prompt.id)
 
 

@@ -28,13 +28,10 @@ CLAIMS = ("auto", "identity", "match", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class QualitySwitches(measure.SetSwitches):
-    """What the command line can set about a comparison of outputs."""
-
     claim: str = "auto"
     min_match: float | None = measure.at_least(None, CLAIMED["exact_match"].lowest, 1)
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
         super().check()
         measure.check_choice("--claim", self.claim, CLAIMS)
         if (self.claim == "match") != (self.min_match is not None):
@@ -48,7 +45,6 @@ def measure_quality(
     runtime: Runtime,
     **context: Unpack[measure.EvaluationContext],
 ) -> Report:
-    """Run plain decoding and our loop over the prompts and compare their output."""
     switches.check()
     refuse_restoring(engine)
     if engine.alone and engine.policy == NATIVE:

@@ -31,8 +31,6 @@ DEPTHS = 12  # recall is reported for each of at most so many depths
 
 @dataclass(frozen=True, kw_only=True)
 class RecallSwitches(measure.SetSwitches):
-    """What the command line can set about a recall evaluation."""
-
     prompts: str = "retrieval"
     limit: int | None = measure.at_least(None)
     max_tokens: int = measure.at_least(16)

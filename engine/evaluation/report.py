@@ -44,12 +44,10 @@ class Arm:
     drafter_forwards: int = 0  # behind the samples, for `liveness`; the rows do not hold them
 
     def add(self, rows: Sequence[Row], drafter_forwards: int) -> None:
-        """Add rows, and the forwards of the drafter's network behind them."""
         self.samples.extend(rows)
         self.drafter_forwards += drafter_forwards
 
     def document(self) -> dict[str, Any]:
-        """The arm as the report has it."""
         system = ("loop", "drafter", "block", "kv", "restoration")
         return {
             **{key: getattr(self, key) for key in ("name", "role", "control")},
@@ -140,8 +138,6 @@ def needle_fields(needle: Needle, prompt: str, answer: str, text: str) -> dict[s
 
 @dataclass(frozen=True)
 class Report:
-    """A finished report."""
-
     document: dict[str, Any]
 
     @classmethod
@@ -161,7 +157,6 @@ class Report:
         parity: dict[str, Any] | None = None,
         request: ReportRequest | None = None,
     ) -> "Report":
-        """Put the parts together and derive the rest."""
         document: dict[str, Any] = {"schema": SCHEMA_ID, "kind": kind}
         if request is not None:
             document["request"] = request.model_dump()
@@ -185,7 +180,6 @@ class Report:
         return cls(document)
 
     def write(self, path: Path) -> None:
-        """Write the file whole or not at all."""
         write_document(path, self.document)
 
 
@@ -211,12 +205,10 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 
 def now() -> datetime:
-    """The present time, UTC."""
     return datetime.now(UTC)
 
 
 def stamp(moment: datetime) -> str:
-    """A time as reports write it."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

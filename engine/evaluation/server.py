@@ -6,7 +6,7 @@ of the arm `server` is made of what came over HTTP. No report is made of a serve
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
 from typing import Any
@@ -20,6 +20,8 @@ from engine.evaluation.measure import (
     ArmRun,
     Evaluation,
     Progress,
+    SetSwitches,
+    at_least,
     encode_all,
     measure,
     our_arm,
@@ -27,7 +29,7 @@ from engine.evaluation.measure import (
     scored_rows,
 )
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.report import Report
+from engine.evaluation.report import Arm, Report
 from engine.evaluation.rounding import compare_with_plain
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, LONG, Check, Examinee, examine
 from engine.evaluation.server_client import (
@@ -53,36 +55,19 @@ CHECKS = len(DOORS) + len(ANSWERS) + len(KEEPING)
 IDLE_S = 1.0  # after which an idle session is closed, where checks look at that
 
 
-@dataclass(frozen=True)
-class ServerSwitches:
-    """What the command line can set about the comparison."""
-
-    prompts: str = "all"
-    limit: int | None = 8
-    max_tokens: int = 96
-    seed: int = 0
-    clients: int = 4
+@dataclass(frozen=True, kw_only=True)
+class ServerSwitches(SetSwitches):
+    clients: int = at_least(4, 2)
     block: str = "auto"
-    prefill_chunk: int = 512
+    prefill_chunk: int = at_least(512)
     transport: str | None = None
-    chat: ChatSwitches = field(default_factory=ChatSwitches)
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
-        self.chat.check()
+        super().check()
         parse_block(self.block)
-        for name, value, least in (
-            ("--max-tokens", self.max_tokens, 1),
-            ("--limit", self.limit, 1),
-            ("--clients", self.clients, 2),
-            ("--prefill-chunk", self.prefill_chunk, 1),
-        ):
-            if value is not None and value < least:
-                raise ConfigurationError(f"{name} must be at least {least}, not {value}")
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Of every request."""
         speculation: dict[str, Any] = {"block": int(self.block)} if self.block not in ("auto", "1") else {}
         if self.block == "1":
             speculation = {"drafter": "none"}
@@ -98,7 +83,6 @@ class ServerSwitches:
 
     @property
     def keeping(self) -> ServerSettings:
-        """The same, with sessions kept for a short while."""
         limits = replace(self.serving.limits, sessions=self.clients, session_s=IDLE_S)
         return replace(self.serving, limits=limits)
 
@@ -107,19 +91,14 @@ class ServerSwitches:
 class Offer:
     """What is served: a model and its KV channel."""
 
-    registry: Registry  # its default is the entry
+    registry: Registry  # of the entry alone
     entry: ModelEntry
     channel: Channel
     model_id: str  # as requests name both
 
     @classmethod
     def of(cls, registry: Registry, model_id: str | None = None, channel: str | None = None) -> "Offer":
-        """What an id of a registry means, with a channel named apart from it; None: the default one.
-
-        Raises:
-            UnknownModel: there is no such model or channel.
-            ConfigurationError: the model does not offer the channel, or another engine decodes it.
-        """
+        """What an id of a registry means, with a channel named apart from it; None: the default one."""
         entry, found = registry.resolve(model_id or registry.default, channel)
         if entry.engine is not None:
             raise ConfigurationError(
@@ -127,7 +106,7 @@ class Offer:
                 "only models of this engine can be compared"
             )
         named = f"{entry.name}@{found.name}"
-        return cls(replace(registry, default=entry.name), entry, found, named)
+        return cls(replace(registry, entries=(entry,), default=entry.name), entry, found, named)
 
 
 class ChecksFailed(EngineError):
@@ -149,20 +128,10 @@ def measure_server(
     progress: Progress,
     request: ReportRequest | None = None,
 ) -> Report:
-    """Check the server and compare its answers.
-
-    Raises:
-        ChecksFailed: the server failed a check.
-        ServerFault: it refused a prompt, or answered otherwise than it was asked.
-        ConfigurationError: a switch does not make sense, alone or with the model.
-        PromptError: a prompt does not fit the model.
-    """
+    """Check the server and compare its answers; raise ChecksFailed, or ServerFault for a refused prompt."""
     switches.check()
     steps, total = count(), CHECKS + 2 * len(prompts)
     load = cache(find(offer.entry))  # once, by the first server, for both of them
-
-    def find_once(entry: ModelEntry) -> Callable[[], LoadedModel]:
-        return load if entry == offer.entry else find(entry)
 
     def show(_: int, __: int, phase: str, detail: str) -> None:
         progress(next(steps), total, phase, detail)
@@ -174,7 +143,7 @@ def measure_server(
         return found
 
     progress(0, total, "loading", offer.entry.name)
-    with served(offer.registry, switches.serving, find_once, transport=switches.transport) as client:
+    with served(offer.registry, switches.serving, lambda _: load, transport=switches.transport) as client:
         model = load()
         engine = engine_of(model, offer.channel, switches)
         switches = replace(switches, chat=_chat(offer.entry, prompts, switches.chat))
@@ -192,20 +161,23 @@ def measure_server(
             return plain(engine.target, each.tokens, each.fields["max_tokens"], switches.prefill_chunk)
 
         def ask(each: Question) -> Outcome:
-            answer = whole_answer(each, client.post(each.path, each.fields))
+            answer = whole_answer(each, client.fetch(each.path, each.fields))
             if (kept := answer.provenance.kv_policy) != engine.policy.spec:
                 raise ServerFault(f"{each.identifier}: the server kept {kept}, not {engine.policy.spec}")
             return outcome(each, answer, engine.target)
 
-        def run_with(decode: Callable[[Question], Outcome], some: Sequence[list[int]]) -> list[Outcome]:
-            return [decode(by_tokens[tuple(tokens)]) for tokens in some]
-
         row = scored_rows(model.target.tokenizer)
-        for arm, decode in ((plain_arm(PLAIN), decode_plainly), (our_arm(engine, SERVER), ask)):
-            run = partial(run_with, decode)
+
+        def add(arm: Arm, decode: Callable[[Question], Outcome]) -> None:
+            def run(some: Sequence[list[int]]) -> list[Outcome]:
+                return [decode(by_tokens[tuple(tokens)]) for tokens in some]
+
             evaluation.runs.append(ArmRun(arm, prompts, encoded, run, row, f"decoding by {arm.name}"))
+
+        add(plain_arm(PLAIN), decode_plainly)
+        add(our_arm(engine, SERVER), ask)
         evaluation.measured = measure(evaluation.runs, progress=show)
-    with served(offer.registry, switches.keeping, find_once, transport=switches.transport) as client:
+    with served(offer.registry, switches.keeping, lambda _: load, transport=switches.transport) as client:
         checks |= make(KEEPING, replace(examinee, client=client))
     pair = {"arm": SERVER, "baseline": PLAIN}
     return evaluation.report(

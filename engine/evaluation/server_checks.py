@@ -4,16 +4,16 @@ Checks of `DOORS` and `ANSWERS` are made where nothing is kept between requests,
 must give the same tokens bit by bit; those of `KEEPING` where idle sessions are kept for a short while.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Barrier
 from time import monotonic, sleep
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 from engine.evaluation.server_client import (
@@ -47,8 +47,6 @@ SLACK = 2**20  # bytes: kept graphs and small change
 
 @dataclass(frozen=True)
 class Examinee:
-    """A server, and what it is asked."""
-
     client: Client  # with the key
     model_id: str  # as requests name the model
     questions: Sequence[Question]  # at least one
@@ -64,7 +62,6 @@ class Examinee:
 
     @cached_property
     def shortest(self) -> Question:
-        """The question with the shortest prompt."""
         return min(self.questions, key=lambda asked: len(asked.tokens))
 
     @cached_property
@@ -73,8 +70,7 @@ class Examinee:
         return [self.ask(asked) for asked in self.chosen]
 
     def ask(self, asked: Question, **changes: Any) -> Answer:
-        """The whole answer to a question; ServerFault where there is none."""
-        return whole_answer(asked, self.client.post(asked.path, asked.fields | REPEATABLE | changes))
+        return whole_answer(asked, self.client.fetch(asked.path, asked.fields | REPEATABLE | changes))
 
     def ask_at_once(self) -> list[Answer]:
         """The answers to the chosen questions, all asked at the same moment."""
@@ -100,7 +96,7 @@ class Examinee:
         sleep(2 * STATS_S)  # figures that are older may say what was before
         until = monotonic() + PATIENCE_S
         while True:
-            reply = self.client.get("/metrics")
+            reply = self.client.fetch("/metrics")
             if reply.status != 200:
                 raise ServerFault(f"/metrics answered {reply.status}")
             if met(found := ServerMetrics(str(reply.body))):
@@ -113,58 +109,56 @@ class Examinee:
     def wait_until_empty(self) -> "ServerMetrics":
         """The metrics as soon as no session is left."""
         return self.wait_until(
-            "empty", lambda found: found.quiet and not (found["sessions_idle"] or found.bytes_of("idle"))
+            "empty",
+            lambda found: found.quiet and not (found["sessions_idle"] or found["kv_cache_bytes_idle"]),
         )
 
 
-@dataclass(frozen=True)
-class ServerMetrics:
-    """Prometheus' text."""
+class ServerMetrics(dict[str, float]):
+    """Prometheus' figures, summed over their labels, and those of each state with its name behind theirs."""
 
-    text: str
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        for sample in (each for family in text_string_to_metric_families(text) for each in family.samples):
+            name = sample.name.removeprefix("kakeya_")
+            states = [f"_{state}"] if (state := sample.labels.get("state")) else []
+            for part in ("", *states):
+                self[name + part] = self.get(name + part, 0.0) + sample.value
 
-    def __getitem__(self, name: str) -> float:
-        """The sum of a figure over its labels; 0 where it is not there."""
-        pattern = rf"^kakeya_{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$"
-        return sum(float(value) for value in re.findall(pattern, self.text, re.MULTILINE))
-
-    def bytes_of(self, state: str) -> float:
-        """Bytes of keys and values that are active or idle."""
-        found = re.search(rf'^kakeya_kv_cache_bytes{{state="{state}"}} (\S+)$', self.text, re.MULTILINE)
-        if found is None:
-            raise ServerFault(f"/metrics does not say how many bytes are {state}")
-        return float(found[1])
+    def __missing__(self, name: str) -> float:
+        raise ServerFault(f"/metrics does not tell {name}")
 
     @property
     def quiet(self) -> bool:
         """Whether no request is served, and no bytes are held for one."""
-        return not (self["requests_active"] or self["requests_admitted"] or self.bytes_of("active"))
+        return not (self["requests_active"] or self["requests_admitted"] or self["kv_cache_bytes_active"])
 
 
 def health(server: Examinee) -> None:
     """/health answers without a key."""
-    reply = server.client.with_key(None).get("/health")
+    reply = replace(server.client, key=None).fetch("/health")
     if reply.status != 200 or Health.model_validate(reply.body).status != "ok":
         raise ServerFault(f"/health says {reply.status} {reply.body}")
 
 
 def models(server: Examinee) -> None:
     """/v1/models lists the model, and has a card of it."""
-    reply = server.client.get("/v1/models")
+    reply = server.client.fetch("/v1/models")
     listed = [card.id for card in ModelList.model_validate(reply.body).data] if reply.status == 200 else []
     if server.model_id not in listed:
         raise ServerFault(f"/v1/models says {reply.status} and does not list {server.model_id}")
-    if server.client.get(f"/v1/models/{server.model_id}").status != 200:
+    if server.client.fetch(f"/v1/models/{server.model_id}").status != 200:
         raise ServerFault(f"/v1/models/{server.model_id} is not there")
 
 
 def key(server: Examinee) -> None:
     """No one is served without the key, or with another one."""
     asked = server.questions[0]
-    for client in (server.client.with_key(None), server.client.with_key("another-key-of-some-length")):
-        _check_refusal(client.get("/v1/models"), 401, None)
-        _check_refusal(client.get("/metrics"), 401, None)
-        _check_refusal(client.post(asked.path, asked.fields), 401, None)
+    for other in (None, "another-key-of-some-length"):
+        client = replace(server.client, key=other)
+        _check_refusal(client.fetch("/v1/models"), 401, None)
+        _check_refusal(client.fetch("/metrics"), 401, None)
+        _check_refusal(client.fetch(asked.path, asked.fields), 401, None)
 
 
 def unknown_model(server: Examinee) -> None:
@@ -172,14 +166,14 @@ def unknown_model(server: Examinee) -> None:
     asked = server.questions[0]
     name = server.model_id.partition("@")[0]
     for wrong in ("no-such-model", f"{name}@no-such-channel"):
-        _check_refusal(server.client.post(asked.path, asked.fields | {"model": wrong}), 404, "model")
+        _check_refusal(server.client.fetch(asked.path, asked.fields | {"model": wrong}), 404, "model")
 
 
 def bad_value(server: Examinee) -> None:
     """A value out of bounds, or an unknown field, is 400 and names the field."""
     asked = server.questions[0]
     for field, value in (("temperature", 3), ("max_tokens", 0), ("no_such_field", 1)):
-        _check_refusal(server.client.post(asked.path, asked.fields | {field: value}), 400, field)
+        _check_refusal(server.client.fetch(asked.path, asked.fields | {field: value}), 400, field)
 
 
 def _check_refusal(reply: Answered, status: int, param: str | None) -> None:

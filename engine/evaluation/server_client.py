@@ -52,10 +52,6 @@ def served(
     """Run a server with a random key for as long as the block lasts, and end it as a signal would.
 
     The default model is loaded before the block begins, in the engine's thread.
-
-    Raises:
-        EngineError: it cannot listen, or the model cannot be loaded.
-        ServerFault: it did not come up, or did not end.
     """
     key = secrets.token_urlsafe(24)
     serving = replace(serving, keys=(key,), grace_s=GRACE_S)
@@ -111,7 +107,6 @@ def listening(transport: str | None = None) -> Iterator[tuple[socket.socket, int
 
 
 def listen(transport: str, path: str) -> socket.socket:
-    """A socket that listens on a free port, or at a path."""
     listener = socket.socket(socket.AF_UNIX if transport == "unix" else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.bind(path if transport == "unix" else (LOOPBACK, 0))
@@ -140,29 +135,19 @@ class Client:
 
     @property
     def transport(self) -> str:
-        """One of `TRANSPORTS`."""
         return "tcp" if isinstance(self.address, int) else "unix"
 
-    def with_key(self, key: str | None) -> "Client":
-        """The same client with another key, or none."""
-        return replace(self, key=key)
-
-    def get(self, path: str) -> Answered:
-        """What is at a path."""
-        with self._asked("GET", path, None) as response:
-            return _read(response)
-
-    def post(self, path: str, body: dict[str, Any]) -> Answered:
-        """The answer to a JSON document."""
-        with self._asked("POST", path, body) as response:
-            return _read(response)
+    def fetch(self, path: str, body: dict[str, Any] | None = None) -> Answered:
+        """What is at a path, or answers a JSON document."""
+        with self._asked(path, body) as response:
+            data = response.read()
+        if response.headers.get_content_type() != "application/json":
+            return Answered(response.status, data.decode(errors="replace"))
+        return Answered(response.status, _parsed("the answer", data))
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any] | None]:
-        """The documents of an answer's events as they come, and None for the mark of the end.
-
-        Closing the generator early closes the connection.
-        """
-        with self._asked("POST", path, body) as response:
+        """The documents of an answer's events, and None for the end; closing it closes the connection."""
+        with self._asked(path, body) as response:
             kind = response.headers.get_content_type()
             if response.status != 200 or kind != "text/event-stream":
                 raise ServerFault(
@@ -178,7 +163,8 @@ class Client:
                 raise ServerFault(f"{path} ended its stream without [DONE]")
 
     @contextmanager
-    def _asked(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
+    def _asked(self, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
+        method = "GET" if body is None else "POST"
         headers = {"content-type": "application/json"} if body is not None else {}
         if self.key is not None:
             headers["authorization"] = f"Bearer {self.key}"
@@ -196,13 +182,6 @@ class Client:
                 raise ServerFault(
                     f"{method} {path} got no whole answer: {type(error).__name__} {error}".strip()
                 ) from error
-
-
-def _read(response: HTTPResponse) -> Answered:
-    data = response.read()
-    if response.headers.get_content_type() != "application/json":
-        return Answered(response.status, data.decode(errors="replace"))
-    return Answered(response.status, _parsed("the answer", data))
 
 
 def _parsed(what: str, data: bytes) -> Any:
@@ -223,7 +202,6 @@ class Question:
 
     @property
     def of_chat(self) -> bool:
-        """Whether it is a conversation."""
         return self.path == CHAT_PATH
 
 
@@ -239,7 +217,6 @@ class Answer:
 
     @property
     def tokens(self) -> list[int]:
-        """Of the answer."""
         return self.provenance.token_ids or []
 
 

@@ -35,15 +35,12 @@ TOO_FEW_TO_TIME = f"a speed needs {FEWEST_SAMPLES} prompts and more than {FEWEST
 
 @dataclass(frozen=True, kw_only=True)
 class Switches(measure.SetSwitches):
-    """What the command line can set about a throughput evaluation."""
-
     claim: str = "auto"
     min_speedup: float = 1.0
     min_stops: float | None = measure.at_least(None, CLAIMED["natural_stops"].lowest, 1)
     ignore_stops: bool = False  # a control arm shows what over-generation does to acceptance and speed
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
         super().check()
         measure.check_choice("--claim", self.claim, CLAIMS)
         if not (isfinite(self.min_speedup) and self.min_speedup >= 1):
