@@ -1,8 +1,6 @@
-"""One prompt through one system, timed the same way for all: the rows of a report.
+"""One prompt through one system, timed the same way from outside: the rows of a report.
 
-`plain` is mlx-lm's own `generate_step` with the caches the model makes for itself, `speculate` is our loop.
-Both are timed from outside: `prefill_s` until the first token is known to the host, `decode_s` from there
-to the last.
+`prefill_s` lasts until the first token is known to the host, `decode_s` from there to the last.
 """
 
 from collections.abc import Generator, Sequence
@@ -35,12 +33,10 @@ def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_
     limit = token_limit(target, len(prompt), max_tokens)
     steps = plain_steps(model, prompt, limit, prefill_chunk, caches)
     tokens: list[int] = []
+    times: list[float] = []
     started = perf_counter()
-    first = last = started
     for token, _ in steps:
-        last = perf_counter()
-        if not tokens:
-            first = last
+        times.append(perf_counter())
         tokens.append(int(token))
         if token in target.stops:
             break
@@ -54,8 +50,8 @@ def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_
         tokens=tokens,
         text=text_of(target.tokenizer, tokens, Stops(target.stops), prompt),
         finish="stop" if tokens[-1] in target.stops else "length",
-        prefill_s=first - started,
-        decode_s=last - first,
+        prefill_s=times[0] - started,
+        decode_s=times[-1] - times[0],
         rounds=[],
         path=path,
         cache_classes=classes,

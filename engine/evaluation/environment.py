@@ -1,7 +1,6 @@
 """What a report says about the machine, the versions and the source that ran, and what disturbed the timing.
 
-Linux publishes power, heat and swapping in files, macOS by its own tools `pmset`, `notifyutil`, `vm_stat` and
-`ps`. What a system does not say is ``unknown`` (or None), never a guess.
+What a system does not say is ``unknown`` (or None), never a guess.
 """
 
 import ctypes
@@ -14,7 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
@@ -65,7 +64,7 @@ def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, Model]) 
             "python": platform.python_version(),
             "mlx": version("mlx"),
             "mlx_lm": version("mlx-lm"),
-            "kakeya": _own_version(),
+            "kakeya": version("kakeya-mac"),
         },
         "git": _git() | {"source_sha256": source_digest(PACKAGE)},
         "models": {role: card.model_dump() for role, card in models.items()},
@@ -90,13 +89,6 @@ def _cache_layers(model: Any) -> Iterator[CacheLayer]:
         values = keys.shape[1] * keys.shape[3] + cache.values.shape[1] * cache.values.shape[3]
         window = cache.max_size if isinstance(cache, RotatingKVCache) else None
         yield CacheLayer(kind="full" if window is None else "sliding", values=values, window=window)
-
-
-def _own_version() -> str:
-    try:
-        return version("kakeya-mac")
-    except PackageNotFoundError:  # run from a folder that was never installed
-        return "uninstalled"
 
 
 def _chip() -> str:
@@ -209,14 +201,12 @@ class LoadWatch:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """Watch the load while the rows are timed, and no longer."""
         since = _usage()
         yield
         self._load = _load_since(since)
 
     @property
     def timed_load(self) -> OtherLoad:
-        """The load of `timing`, or of the whole time where that was not entered."""
         return self._load or _load_since(self._since)
 
     def conditions(self) -> dict[str, Any]:
@@ -232,14 +222,14 @@ def power_source() -> str:
     """``ac``, ``battery``, ``not_applicable`` without a battery, or ``unknown``."""
     if sys.platform == "darwin":
         return power_of(printed_by(("/usr/bin/pmset", "-g", "batt")) or "")
-    batteries = [
-        supply
+    statuses = [
+        content(supply / "status")
         for supply in Path("/sys/class/power_supply").glob("*")
         if content(supply / "type") == "Battery" and content(supply / "scope") != "Device"
     ]
-    if not batteries:
+    if not statuses:
         return "not_applicable"
-    return "battery" if any(content(supply / "status") == "Discharging" for supply in batteries) else "ac"
+    return "battery" if "Discharging" in statuses else "ac"
 
 
 def thermal_state() -> str:
@@ -282,7 +272,6 @@ def swapped_bytes() -> int | None:
 
 
 def content(path: Path) -> str:
-    """The text of a file of the system; empty where there is none."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -312,18 +301,16 @@ def disturbance(plain: Rows, ours: Rows, own: Rows = ()) -> str | None:
         low, high = min(times), max(times)
         if high > claims.LARGEST_SPREAD * low and high - low > claims.SPREAD_S:
             return f"prefills of about equal length took {low:.4f} and {high:.4f} s"
-    decoded = [(row["decode_s"], len(row["tokens"]) - 1) for row in plain]
-    rates = [seconds / tokens for seconds, tokens in decoded if tokens >= claims.SPREAD_TOKENS]
+    long = [row for row in plain if len(row["tokens"]) > claims.SPREAD_TOKENS]
+    rates = [row["decode_s"] / (len(row["tokens"]) - 1) for row in long]
     if rates and max(rates) > claims.LARGEST_SPREAD * min(rates):
         return f"one token of plain decoding took {1e3 * min(rates):.2f} and {1e3 * max(rates):.2f} ms"
     steps = {row["prompt_id"]: row["decode_s"] for row in own}
     pairs = [(row["decode_s"], steps[row["prompt_id"]]) for row in plain if row["prompt_id"] in steps]
-    return None if len(pairs) < claims.FEWEST_SAMPLES else _slow_baseline(pairs)
-
-
-def _slow_baseline(pairs: Sequence[tuple[float, float]]) -> str | None:
-    total = sum(plain for plain, _ in pairs) / (sum(own for _, own in pairs) or math.inf)
-    middle = median(plain / (own or math.inf) for plain, own in pairs)
+    if len(pairs) < claims.FEWEST_SAMPLES:
+        return None
+    total = sum(one for one, _ in pairs) / (sum(other for _, other in pairs) or math.inf)
+    middle = median(one / (other or math.inf) for one, other in pairs)
     if total <= claims.MOST_TOTAL_LOOP_GAIN and middle <= claims.MOST_LOOP_GAIN:
         return None
     return f"plain decoding took {total:.2f} times as long as block 1, {middle:.2f} in the median row"

@@ -1,9 +1,7 @@
 """Retrieval prompts made from a seed: one fact asked for, at a chosen depth of filler and other facts.
 
-Names were in no fact that training saw, the filler nowhere in it. Same seed, same model's tokenizer: same
-prompts. A depth is the share of the haystack's tokens before the needle, without question and needle; it is
-met as closely as whole sentences allow, so within half of the longest one (16 tokens with the shipped
-tokenizer).
+Names and filler are in nothing that training saw. A depth is the share of the haystack's tokens before the
+needle, without question and needle; it is met as closely as whole sentences allow.
 """
 
 from collections.abc import Sequence
@@ -40,7 +38,6 @@ class Haystack(BoundedSwitches):
         return any(value is not None for value in (self.context, self.depths, self.per_depth))
 
     def with_defaults(self, depths: tuple[float, ...] = DEPTHS) -> "Haystack":
-        """With defaults for what was not set."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return replace(Haystack(CONTEXT, depths, PER_DEPTH), **given)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any, Unpack
+from typing import Any
 
 import mlx.core as mx
 
@@ -131,9 +131,7 @@ def open_shootout(options: Options) -> Engine:
     return replace(open_engine(replace(options, projector=None)), options=options)
 
 
-def measure_kv(
-    engine: Engine, switches: KVSwitches, runtime: Runtime, **context: Unpack[measure.EvaluationContext]
-) -> Report:
+def measure_kv(engine: Engine, switches: KVSwitches, runtime: Runtime, **context: Any) -> Report:
     switches.check()
     arms = arms_of(engine, switches.parsed)
     cards = {role: card for of, _ in arms for role, card in measure.models(of).items()}
@@ -155,18 +153,15 @@ def measure_kv(
     native = lru_cache(maxsize=1)(partial(held_after, arms[0][0]))
     examined = {tuple(tokens) for tokens in encoded[:EXAMINED]}
 
-    def run_of(of: Engine, arm: Arm) -> measure.ArmRun:
-        def run(some: Sequence[list[int]]) -> list[Outcome]:
-            return [
-                measure.run_arm(of, arm, tokens, limits[tuple(tokens)], of.new_draft_length())
-                for tokens in some
-            ]
+    def run(of: Engine, arm: Arm, some: Sequence[list[int]]) -> list[Outcome]:
+        return [
+            measure.run_arm(of, arm, tokens, limits[tuple(tokens)], of.new_draft_length()) for tokens in some
+        ]
 
-        asked, tokens = (emptied, empty) if arm.control == NO_NEEDLE else (prompts, encoded)
-        row = partial(_row, of, native=native, examined=examined)
-        return measure.ArmRun(arm, asked, tokens, run, row, f"running {arm.name}")
-
-    evaluation.runs += [run_of(of, arm) for of, arm in arms]
+    for of, arm in arms:
+        asked, ids = (emptied, empty) if arm.control == NO_NEEDLE else (prompts, encoded)
+        row, run_it = partial(_row, of, native=native, examined=examined), partial(run, of, arm)
+        evaluation.runs.append(measure.ArmRun(arm, asked, ids, run_it, row, f"running {arm.name}"))
 
     def warm_up() -> None:
         for number, each in enumerate(evaluation.runs, 1):
@@ -277,7 +272,6 @@ def examine(
 
 
 def held_after(engine: Engine, tokens: Sequence[int]) -> Layers:
-    """What caches of the engine's policy hold of a whole prompt, by layer."""
     with _prefilled(engine, tokens) as session:
         return _rows(session.caches)
 

@@ -1,8 +1,7 @@
 """One measuring loop for every evaluation: arms x prompts, interleaved.
 
-Every prompt (or batch) goes through all arms before the next one starts, every second one in reverse order,
-so that no arm is always first. A journal keeps finished rows; a later process does not run them again. A
-disturbed machine makes the loop start over, never a result.
+Every prompt (or batch) goes through all arms before the next one starts, every second one in reverse order.
+A journal keeps finished rows. A disturbed machine makes the loop start over, never a result.
 """
 
 import json
@@ -10,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
@@ -21,7 +20,7 @@ from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, plain, speculate, specu
 from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.journal import Entry, Journal, fingerprint
-from engine.evaluation.prompts import Prompt, answer_of, chat_prompt, encode, raw_prompt
+from engine.evaluation.prompts import Prompt, answer_of, encode, raw_prompt
 from engine.evaluation.report import Arm, Report, now, sample
 from engine.generate import ChatSwitches, Messages, Outcome, SamplingOptions, token_limit
 from engine.restoration.loading import open_restoration
@@ -73,8 +72,9 @@ def measure(
         prompts = run.prompts[part]
         if kept:
             entry = kept.popleft()
-            ids = [prompt.id for prompt in prompts]
-            if entry.arm != run.arm.name or [row["prompt_id"] for row in entry.rows] != ids:
+            if entry.arm != run.arm.name or [row["prompt_id"] for row in entry.rows] != [
+                p.id for p in prompts
+            ]:
                 raise ConfigurationError(
                     f"the journal has rows of {entry.arm} where {run.arm.name} comes next; "
                     "use --no-resume to start over"
@@ -121,12 +121,6 @@ def _turns(runs: Sequence[ArmRun], batch: int) -> Iterator[list[tuple[ArmRun, sl
             size = batch if run.batched else 1
             steps += [(run, slice(at, min(at + size, end))) for at in range(start, end, size)]
         yield steps
-
-
-class EvaluationContext(TypedDict, total=False):
-    progress: Progress
-    request: ReportRequest | None
-    journal: Journal | None
 
 
 @dataclass
@@ -244,8 +238,7 @@ class Evaluation:
         )
 
     def report_row(self, content: str | Messages, tokens: list[int], outcome: Outcome) -> Report:
-        """Build a report with one row of our loop, on a text or a conversation, and no claim."""
-        prompt = raw_prompt(content) if isinstance(content, str) else chat_prompt(content)
+        prompt = raw_prompt(content)
         arm = our_arm(self.engine, "speculative" if self.engine.drafter else "kakeya")
         arm.add([sample(prompt, tokens, outcome)], outcome.drafter_forwards)
         self.add(arm, [prompt], [tokens], "generating")
@@ -261,7 +254,6 @@ def plain_arm(name: str, role: str = "baseline") -> Arm:
 
 
 def our_arm(engine: Engine, name: str, role: str = "sut", control: str | None = None) -> Arm:
-    """An empty arm of our loop with the engine's drafter, block and policy."""
     return Arm(
         name,
         role,
@@ -376,24 +368,21 @@ def _flattened(values: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def at_least(default: int | None, low: float = 1, high: float | None = None) -> Any:
+def at_least(default: int | None, low: float = 1, high: float = math.inf) -> Any:
     """A switch with bounds that `BoundedSwitches.check` checks; None is always allowed."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
 class BoundedSwitches:
-    """Dataclasses of switches whose bounds are with the fields."""
-
     def check(self) -> None:
-        """Raise ConfigurationError where a switch, or one of a group of switches, does not make sense."""
         for each in fields(cast(Any, self)):
-            value, low, high = getattr(self, each.name), each.metadata.get("low"), each.metadata.get("high")
+            value, bounds = getattr(self, each.name), each.metadata
             if hasattr(value, "check"):
                 value.check()
-            if low is None or value is None or low <= value <= (math.inf if high is None else high):
-                continue
-            bounds = f"be at least {low}" if high is None else f"lie in [{low}, {high}]"
-            raise ConfigurationError(f"--{each.name.replace('_', '-')} must {bounds}, not {value}")
+            if bounds and value is not None and not bounds["low"] <= value <= bounds["high"]:
+                low, high = bounds["low"], bounds["high"]
+                wanted = f"be at least {low}" if high == math.inf else f"lie in [{low}, {high}]"
+                raise ConfigurationError(f"--{each.name.replace('_', '-')} must {wanted}, not {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,15 +52,9 @@ from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2
 from engine.networks.dflash_config import DFlashConfig
 from engine.sampling import Sampler
+from engine.target import loading
 from engine.target.folder import require_file, weight_files
-from engine.target.loading import (
-    DTYPES,
-    SHIPPED_TARGET,
-    LoadedTarget,
-    load_drafter,
-    load_network,
-    load_target,
-)
+from engine.target.loading import DTYPES, SHIPPED_TARGET, LoadedTarget
 from engine.target.model import Target
 from evidence_format.claims import FEWEST_EQUAL
 from evidence_format.model import Implementation, Model, ReportRequest
@@ -117,7 +111,6 @@ class Parity:
         return close and equal and item.argmax_agreement >= FEWEST_EQUAL.get(self.dtype, 1.0)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rounds as a report has them; a difference that is not finite is null."""
         return [
             asdict(item) | {name: finite(getattr(item, name)) for name in DIFFERENCES} for item in self.rounds
         ]
@@ -133,7 +126,6 @@ class Parity:
 
 
 def finite(value: float | None) -> float | None:
-    """The number, or None where there is none or it is not finite."""
     return value if value is not None and isfinite(value) else None
 
 
@@ -224,13 +216,12 @@ class Case:
 
     @classmethod
     def read(cls, folder: Path, dtype: str = "float32") -> "Case":
-        network = load_network(folder, dtype)[0]
+        network = loading.load_network(folder, dtype)[0]
         arrays = StoredArrays(folder / GOLDEN)
         _check_drafter_arrays(arrays, network.config)
         return cls(folder.resolve().name, network, arrays, DTYPES[dtype])
 
     def compare(self) -> Iterator[RoundParity]:
-        """Run the rounds one after another, as drafting would."""
         network, arrays, context = self.network, self.arrays, Context(self.network.config)
         head = self._ours("target_lm_head").T
         spans = arrays["spans"].tolist()
@@ -291,7 +282,7 @@ class PairCase:
     @classmethod
     def read(cls, folder: Path, dtype: str = "float32") -> "PairCase":
         target = open_target(folder / TARGET, dtype).target
-        drafter = load_drafter(folder / DRAFTER, target, dtype).drafter
+        drafter = loading.load_drafter(folder / DRAFTER, target, dtype).drafter
         if not isinstance(drafter, BlockDrafter):
             raise ModelError(f"{folder / DRAFTER} is a drafter of the kind {drafter.name}, not a DFlash one")
         arrays = StoredArrays(folder / GOLDEN)
@@ -299,7 +290,6 @@ class PairCase:
         return cls(folder.resolve().name, target, drafter.network, arrays, full)
 
     def compare(self) -> Iterator[RoundParity]:
-        """Run our loop from the prompt and compare the rounds with a full block."""
         arrays, tokens = self.arrays, self.arrays["tokens"].tolist()
         rows = arrays["drafts"].shape[1]
         drafter = _RecordingDrafter(self.network)
@@ -351,7 +341,6 @@ class _RecordingDrafter(BlockDrafter):
 
 
 def _check_pair_arrays(arrays: StoredArrays, vocabulary: int) -> int:
-    """Check the arrays of a pair; return how many rounds have a full block."""
     for name in ("prompt", "tokens"):
         arrays.take_tokens(name, vocabulary, None)
     drafts = arrays.take("drafts", WHOLES, None, None)
@@ -381,26 +370,23 @@ def case_folders(folder: Path) -> list[Path]:
     with wrap_errors(lambda reason: ModelError(f"{folder} cannot be read: {reason}")):
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder; give a case or a folder of cases")
-        found = (
-            [folder] if _is_case(folder) else [each for each in sorted(folder.iterdir()) if _is_case(each)]
-        )
+        found = [each for each in (folder, *sorted(folder.iterdir())) if _is_case(each)]
     if not found:
         raise ModelError(
             f"{folder} holds no case: config.json, model.safetensors and {GOLDEN}, "
             f"or {TARGET}, {DRAFTER} and {GOLDEN}"
         )
-    return found
+    return found[:1] if found[0] == folder else found
 
 
 def _is_case(folder: Path) -> bool:
-    parts = [(folder / part / "config.json").exists() for part in (TARGET, DRAFTER)]
-    return all(parts) or any((folder / part).exists() for part in ("config.json", GOLDEN))
+    return any((folder / part).exists() for part in ("config.json", GOLDEN, f"{TARGET}/config.json"))
 
 
 def _is_pair(folder: Path) -> bool:
     """Whether a case has a target; a drafter alone has its config.json in the folder."""
-    parts = [(folder / part).exists() for part in (TARGET, DRAFTER)]
-    return any(parts) and not (folder / "config.json").exists()
+    has_part = any((folder / part).exists() for part in (TARGET, DRAFTER))
+    return has_part and not (folder / "config.json").exists()
 
 
 def compare_all(
@@ -425,7 +411,6 @@ def compare_all(
 
 
 def _case_files(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """The configurations, weights and stored outputs of cases, with their names."""
     for case in folders:
         for model in (case / TARGET, case / DRAFTER) if _is_pair(case) else (case,):
             for file in (model / "config.json", *weight_files(model)):
@@ -439,7 +424,7 @@ def _digest(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def open_target(model: Path | None, dtype: str | None) -> LoadedTarget:
-    target = load_target(model or SHIPPED_TARGET, dtype)
+    target = loading.load_target(model or SHIPPED_TARGET, dtype)
     fit_threads(target.target.hidden_size)
     return target
 
@@ -460,30 +445,24 @@ def compare_target(
     if max_tokens < 2:
         raise ConfigurationError(f"--max-tokens must be at least 2, not {max_tokens}")
     encoded = [encode(p, target.tokenizer, target.target.vocab_size, target.context) for p in prompts]
+    model = target.target.model
     rounds: list[RoundParity] = []
     for done, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
         progress(done, len(prompts), "comparing", prompt.id)
-        rounds.extend(
-            _compare_text(target, prompt.id, tokens, token_limit(target, len(tokens), max_tokens), chunk)
-        )
+        count = token_limit(target, len(tokens), max_tokens)
+        text = [int(token) for token, _ in plain_steps(model, tokens, count, chunk, make_prompt_cache(model))]
+        run = Run(tokens, text, list(islice(cycle(ROUNDS), len(text))))
+        for number, pair in enumerate(paired_logits(target, run, chunk), 1):
+            ours, singles = map(on_host, pair)
+            difference, equal = largest_difference(ours, singles), ours.argmax(-1) == singles.argmax(-1)
+            rounds.append(
+                RoundParity(prompt.id, number, None, difference, float(equal.mean()), None, ours.shape[1])
+            )
     progress(len(prompts), len(prompts), "comparing", "done")
     return Parity(tuple(rounds), largest, dtype)
 
 
-def _compare_text(
-    target: LoadedTarget, case: str, prompt: Sequence[int], count: int, chunk: int
-) -> Iterator[RoundParity]:
-    model = target.target.model
-    text = [int(token) for token, _ in plain_steps(model, prompt, count, chunk, make_prompt_cache(model))]
-    run = Run(prompt, text, list(islice(cycle(ROUNDS), len(text))))
-    for number, pair in enumerate(paired_logits(target, run, chunk), 1):
-        ours, singles = map(on_host, pair)
-        equal = float((ours.argmax(-1) == singles.argmax(-1)).mean())
-        yield RoundParity(case, number, None, largest_difference(ours, singles), equal, None, ours.shape[1])
-
-
 def plain_reference() -> Implementation:
-    """mlx-lm's plain decoding, and the digest of mlx-lm's own Python files."""
     package = Path(mlx_lm.__file__).resolve().parent
     files = ((file.relative_to(package).as_posix(), file) for file in sorted(package.rglob("*.py")))
     name = f"mlx_lm {version('mlx-lm')} (generate_step's text, token by token on its own caches)"
@@ -521,9 +500,8 @@ def measure_parity(
     started, watch = now(), LoadWatch()
     models: dict[str, Model] = {}
     if switches.golden is not None:
-        parity, reference = compare_all(
-            switches.golden, switches.tolerance, dtype=switches.dtype or "float32"
-        )
+        dtype = switches.dtype or "float32"
+        parity, reference = compare_all(switches.golden, switches.tolerance, dtype=dtype)
         if switches.reference is not None:
             reference = reference.model_copy(update={"implementation": switches.reference})
         own: dict[str, Any] = {"command": "parity --golden", "golden": switches.golden.resolve().name}

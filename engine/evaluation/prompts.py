@@ -20,7 +20,7 @@ from typing import Any
 
 from engine import generate
 from engine.errors import PromptError, wrap_errors
-from engine.generate import ChatSwitches
+from engine.generate import ChatSwitches, Messages
 from evidence_format.prompt_sets import known_sets
 from evidence_format.text import BARE_SETS, MARKS, prompt_set, text_digest, without_reasoning
 
@@ -60,7 +60,6 @@ class Prompt:
         return text_digest(json.dumps(self.text if self.messages is None else self.messages))
 
     def without_needle(self) -> "Prompt":
-        """The same prompt with the needle's sentence cut out."""
         if self.needle is None or self.text is None:
             raise PromptError(f"prompt {self.id} has no needle to take out")
         before, _, after = self.text.partition(self.needle.sentence)
@@ -144,14 +143,10 @@ def answer_of(tokenizer: Any, prompt: Sequence[int], text: str) -> str:
     return without_reasoning(text, next(opened, None))
 
 
-def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:
-    """A prompt given on the command line."""
-    return Prompt(identifier, "raw", text)
-
-
-def chat_prompt(messages: Sequence[tuple[str, str]], identifier: str = "prompt") -> Prompt:
-    """A conversation given on the command line, as (role, content) pairs."""
-    return Prompt(identifier, "chat", None, tuple(messages))
+def raw_prompt(content: str | Messages, identifier: str = "prompt") -> Prompt:
+    if isinstance(content, str):
+        return Prompt(identifier, "raw", content)
+    return Prompt(identifier, "chat", None, tuple(content))
 
 
 def _read(file: Path) -> list[Prompt]:

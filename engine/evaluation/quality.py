@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine
@@ -39,11 +39,7 @@ class QualitySwitches(measure.SetSwitches):
 
 
 def measure_quality(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    switches: QualitySwitches,
-    runtime: Runtime,
-    **context: Unpack[measure.EvaluationContext],
+    engine: Engine, prompts: Sequence[Prompt], switches: QualitySwitches, runtime: Runtime, **context: Any
 ) -> Report:
     switches.check()
     refuse_restoring(engine)

@@ -1,16 +1,14 @@
 """Needle in a haystack: does the system under test still find what the plain model finds?
 
-Arms: our loop, the oracle (mlx-lm's plain decoding with the model's own caches), and the control
-``no_needle``: our loop on the same prompts without the needle, which must find nothing. Where keys and
-values are restored, two more controls restore them from another source: ``exact`` must find what the oracle
-finds, ``noise`` nothing. Greedy; the answer is searched in the text without its reasoning. Our loop may
-decode prompts in batches; the oracle never does.
+Arms: our loop, perhaps in batches, the oracle (mlx-lm's plain decoding), and the control ``no_needle``: our
+loop without the needle, which must find nothing. Where keys and values are restored, two more controls
+restore them from another source: ``exact`` must find what the oracle finds, ``noise`` nothing.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any
 
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
@@ -41,11 +39,7 @@ class RecallSwitches(measure.SetSwitches):
 
 
 def measure_recall(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    switches: RecallSwitches,
-    runtime: Runtime,
-    **context: Unpack[measure.EvaluationContext],
+    engine: Engine, prompts: Sequence[Prompt], switches: RecallSwitches, runtime: Runtime, **context: Any
 ) -> Report:
     """Run the arms over prompts that have a needle and prove something, see `refuse_unsound`."""
     switches.check()

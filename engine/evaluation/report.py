@@ -1,8 +1,7 @@
 """The evidence report ``kakeya.evidence/1``: rows, the figures derived from them, and the file.
 
-Figures come from the rows as the file has them, rounded, so that a reader who recomputes them gets the same
-numbers. Only the drafter's forwards are counted apart, where its network ran: a drafter that drafts without
-it is noticed.
+Figures come from the rows as the file has them, rounded, so that a reader computes the same. Only the
+drafter's forwards are counted where its network ran, so that drafts made without it are noticed.
 """
 
 import json
@@ -30,8 +29,6 @@ Row = dict[str, Any]
 
 @dataclass
 class Arm:
-    """One system under measurement and its rows."""
-
     name: str
     role: str  # sut, baseline, oracle or control
     loop: str
@@ -88,13 +85,7 @@ def sample(
         "finish_reason": outcome.finish,
         "path": outcome.path,
         "rounds": [
-            {
-                "block": item.block,
-                "accepted": item.accepted,
-                "draft_s": round(item.draft_s, DIGITS),
-                "verify_s": round(item.verify_s, DIGITS),
-            }
-            for item in outcome.rounds
+            {name: round(value, DIGITS) for name, value in vars(item).items()} for item in outcome.rounds
         ],
         "cache": {
             "classes": outcome.cache_classes,
@@ -122,7 +113,6 @@ def sample(
 
 
 def needle_fields(needle: Needle, prompt: str, answer: str, text: str) -> dict[str, Any]:
-    """What a prompt hides, and whether the answer has it."""
     wanted = needle.answer
     return {
         "needle": needle.sentence,
@@ -268,7 +258,6 @@ def _mean(figures: Sequence[float | None]) -> float | None:
 
 
 def _comparison(arm: Arm, baseline: Arm) -> dict[str, Any]:
-    """The arm against the baseline over the prompts both ran."""
     plain = {row["prompt_id"]: row for row in baseline.samples}
     pairs = [(row, plain[row["prompt_id"]]) for row in arm.samples if row["prompt_id"] in plain]
     ours, theirs = (_arm_summary(rows) for rows in ([a for a, _ in pairs], [b for _, b in pairs]))
@@ -289,7 +278,6 @@ def _comparison(arm: Arm, baseline: Arm) -> dict[str, Any]:
 
 
 def parity_summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of a comparison with a reference, from its rounds."""
     rows = sum(item["rows"] for item in rounds)
     paths = [item["path_equal"] for item in rounds if item["path_equal"] is not None]
     return {
@@ -304,7 +292,6 @@ def parity_summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _largest(figures: Sequence[float | None]) -> float | None:
-    """The largest figure, or None where there is none or one is missing."""
     known = [figure for figure in figures if figure is not None]
     return max(known, default=None) if len(known) == len(figures) else None
 

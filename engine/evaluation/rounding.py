@@ -1,8 +1,8 @@
 """Where our output leaves plain decoding's, and how differently this model rounds in blocks.
 
-Blocked and single products add in different orders, so their logits differ in the last bits; where the two
-best logits are closer together than that, the arms may choose differently. Measured after all timing, along
-the rounds that were run: what a block leaves in the caches is rounded differently too.
+Blocked and single products add in different orders; where the two best logits are closer together than that
+makes, the arms may choose differently. Measured after all timing, along the rounds that were run: what a
+block leaves in the caches is rounded differently too.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,7 @@
 """Are a server's answers the plain decoder's, and does it do besides what clients rely on?
 
-The server runs in this process and is asked over HTTP. Once its checks have passed, prompt by prompt and in
-turns, it decodes greedily what mlx-lm's plain loop decodes with the same weights; never both at once. A row
-of the arm `server` is made of what came over HTTP. No report is made of a server that failed a check.
+The server runs in this process and is asked over HTTP. Once its checks have passed, it and mlx-lm's plain
+loop decode the same prompts in turns. No report is made of a server that failed a check.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +14,9 @@ from engine.cache.policy import NATIVE
 from engine.config import Engine, parse_block
 from engine.device import Runtime
 from engine.errors import ConfigurationError, EngineError, PromptError
+from engine.evaluation import measure
 from engine.evaluation.arms import plain
-from engine.evaluation.measure import (
-    ArmRun,
-    Evaluation,
-    Progress,
-    SetSwitches,
-    at_least,
-    encode_all,
-    measure,
-    our_arm,
-    plain_arm,
-    scored_rows,
-)
+from engine.evaluation.measure import encode_all
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.report import Arm, Report
 from engine.evaluation.rounding import compare_with_plain
@@ -56,10 +45,10 @@ IDLE_S = 1.0  # after which an idle session is closed, where checks look at that
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSwitches(SetSwitches):
-    clients: int = at_least(4, 2)
+class ServerSwitches(measure.SetSwitches):
+    clients: int = measure.at_least(4, 2)
     block: str = "auto"
-    prefill_chunk: int = at_least(512)
+    prefill_chunk: int = measure.at_least(512)
     transport: str | None = None
 
     def check(self) -> None:
@@ -89,8 +78,6 @@ class ServerSwitches(SetSwitches):
 
 @dataclass(frozen=True)
 class Offer:
-    """What is served: a model and its KV channel."""
-
     registry: Registry  # of the entry alone
     entry: ModelEntry
     channel: Channel
@@ -125,7 +112,7 @@ def measure_server(
     switches: ServerSwitches,
     runtime: Runtime,
     *,
-    progress: Progress,
+    progress: measure.Progress,
     request: ReportRequest | None = None,
 ) -> Report:
     """Check the server and compare its answers; raise ChecksFailed, or ServerFault for a refused prompt."""
@@ -147,7 +134,7 @@ def measure_server(
         model = load()
         engine = engine_of(model, offer.channel, switches)
         switches = replace(switches, chat=_chat(offer.entry, prompts, switches.chat))
-        evaluation = Evaluation(
+        evaluation = measure.Evaluation(
             "quality", "eval server", engine, switches, runtime, show, request, resumable=False
         )
         encoded = encode_all(engine, prompts, switches.chat)
@@ -166,17 +153,17 @@ def measure_server(
                 raise ServerFault(f"{each.identifier}: the server kept {kept}, not {engine.policy.spec}")
             return outcome(each, answer, engine.target)
 
-        row = scored_rows(model.target.tokenizer)
+        row = measure.scored_rows(model.target.tokenizer)
 
         def add(arm: Arm, decode: Callable[[Question], Outcome]) -> None:
             def run(some: Sequence[list[int]]) -> list[Outcome]:
                 return [decode(by_tokens[tuple(tokens)]) for tokens in some]
 
-            evaluation.runs.append(ArmRun(arm, prompts, encoded, run, row, f"decoding by {arm.name}"))
+            evaluation.runs.append(measure.ArmRun(arm, prompts, encoded, run, row, f"decoding by {arm.name}"))
 
-        add(plain_arm(PLAIN), decode_plainly)
-        add(our_arm(engine, SERVER), ask)
-        evaluation.measured = measure(evaluation.runs, progress=show)
+        add(measure.plain_arm(PLAIN), decode_plainly)
+        add(measure.our_arm(engine, SERVER), ask)
+        evaluation.measured = measure.measure(evaluation.runs, progress=show)
     with served(offer.registry, switches.keeping, lambda _: load, transport=switches.transport) as client:
         checks |= make(KEEPING, replace(examinee, client=client))
     pair = {"arm": SERVER, "baseline": PLAIN}
@@ -192,7 +179,6 @@ def measure_server(
 
 
 def engine_of(model: LoadedModel, channel: Channel, switches: ServerSwitches) -> Engine:
-    """The same parts as an evaluation knows them."""
     options = replace(
         model.located.options(channel), block=switches.block, prefill_chunk=switches.prefill_chunk
     )
@@ -244,7 +230,6 @@ def questions(
 def examinee_of(
     client: Client, offer: Offer, model: LoadedModel, asked: Sequence[Question], switches: ServerSwitches
 ) -> Examinee:
-    """The server as checks ask it: for short answers."""
     short = [
         replace(each, fields=each.fields | {"max_tokens": min(SHORT, each.fields["max_tokens"])})
         for each in asked

@@ -26,15 +26,8 @@ from engine.evaluation.server_client import (
     check_counts,
     whole_answer,
 )
+from engine.server import schema
 from engine.server.scheduler import STATS_S
-from engine.server.schema import (
-    ChatChunk,
-    ErrorReply,
-    Health,
-    ModelList,
-    TextChoice,
-    TextCompletion,
-)
 
 REPEATABLE = {"seed": 0}  # lets a draft length look at nothing but tokens
 LONG = 512  # tokens of an answer that is left before its end
@@ -66,7 +59,6 @@ class Examinee:
 
     @cached_property
     def alone(self) -> list[Answer]:
-        """The answers to the chosen questions, one after the other."""
         return [self.ask(asked) for asked in self.chosen]
 
     def ask(self, asked: Question, **changes: Any) -> Answer:
@@ -107,7 +99,6 @@ class Examinee:
             sleep(POLL_S)
 
     def wait_until_empty(self) -> "ServerMetrics":
-        """The metrics as soon as no session is left."""
         return self.wait_until(
             "empty",
             lambda found: found.quiet and not (found["sessions_idle"] or found["kv_cache_bytes_idle"]),
@@ -137,14 +128,16 @@ class ServerMetrics(dict[str, float]):
 def health(server: Examinee) -> None:
     """/health answers without a key."""
     reply = replace(server.client, key=None).fetch("/health")
-    if reply.status != 200 or Health.model_validate(reply.body).status != "ok":
+    if reply.status != 200 or schema.Health.model_validate(reply.body).status != "ok":
         raise ServerFault(f"/health says {reply.status} {reply.body}")
 
 
 def models(server: Examinee) -> None:
     """/v1/models lists the model, and has a card of it."""
     reply = server.client.fetch("/v1/models")
-    listed = [card.id for card in ModelList.model_validate(reply.body).data] if reply.status == 200 else []
+    listed = (
+        [card.id for card in schema.ModelList.model_validate(reply.body).data] if reply.status == 200 else []
+    )
     if server.model_id not in listed:
         raise ServerFault(f"/v1/models says {reply.status} and does not list {server.model_id}")
     if server.client.fetch(f"/v1/models/{server.model_id}").status != 200:
@@ -177,10 +170,9 @@ def bad_value(server: Examinee) -> None:
 
 
 def _check_refusal(reply: Answered, status: int, param: str | None) -> None:
-    """Raise ServerFault unless this was refused, with an error document about that field."""
     if reply.status != status:
         raise ServerFault(f"answered {reply.status}, not {status}: {str(reply.body)[:200]}")
-    error = ErrorReply.model_validate(reply.body).error
+    error = schema.ErrorReply.model_validate(reply.body).error
     if error.param != param:
         raise ServerFault(f"the error is about {error.param}, not {param}: {error.message}")
 
@@ -200,8 +192,10 @@ def _check_stream(server: Examinee, asked: Question, answer: Answer, *, with_usa
         documents = list(events)
     if documents[-1] is not None or None in documents[:-1]:
         raise ServerFault(f"{asked.identifier}: [DONE] is not at the end of the stream, alone")
-    kind = ChatChunk if asked.of_chat else TextCompletion
-    chunks: list[ChatChunk | TextCompletion] = [kind.model_validate(each) for each in documents[:-1]]
+    kind = schema.ChatChunk if asked.of_chat else schema.TextCompletion
+    chunks: list[schema.ChatChunk | schema.TextCompletion] = [
+        kind.model_validate(each) for each in documents[:-1]
+    ]
     last = chunks[-1]
     if last.x_kakeya is None:
         raise ServerFault(f"{asked.identifier}: the last chunk lacks x_kakeya")
@@ -212,7 +206,8 @@ def _check_stream(server: Examinee, asked: Question, answer: Answer, *, with_usa
         check_counts(asked, last.usage, last.x_kakeya)
     choices = [choice for chunk in chunks for choice in chunk.choices]
     text = "".join(
-        choice.text if isinstance(choice, TextChoice) else choice.delta.content or "" for choice in choices
+        choice.text if isinstance(choice, schema.TextChoice) else choice.delta.content or ""
+        for choice in choices
     )
     if (last.x_kakeya.token_ids, text) != (answer.tokens, answer.text):
         raise ServerFault(f"{asked.identifier}: the stream says something else than the whole answer")
@@ -268,15 +263,15 @@ def idle(server: Examinee) -> None:
 
 
 Check = Callable[[Examinee], None]
-DOORS: Mapping[str, Check] = {
-    "health": health,
-    "models": models,
-    "key": key,
-    "unknown-model": unknown_model,
-    "bad-value": bad_value,
-}
-ANSWERS: Mapping[str, Check] = {"stream": stream, "clients": clients}
-KEEPING: Mapping[str, Check] = {"next-turn": next_turn, "gone": gone, "idle": idle}
+
+
+def _named(*checks: Check) -> Mapping[str, Check]:
+    return {check.__name__.replace("_", "-"): check for check in checks}
+
+
+DOORS = _named(health, models, key, unknown_model, bad_value)
+ANSWERS = _named(stream, clients)
+KEEPING = _named(next_turn, gone, idle)
 
 
 def examine(

@@ -1,8 +1,7 @@
 """The real server in this process, and a client that asks it over HTTP as any other does.
 
-It listens for this machine alone, on a free port of 127.0.0.1 or, where a sandbox closes that, on a Unix
-socket in a new temporary folder, and has a random key. The tokens of a prompt are made apart from the server,
-and those it says it has read are compared with them.
+It listens on a free port of 127.0.0.1 or, where a sandbox closes that, on a Unix socket in a new temporary
+folder, and has a random key. The tokens that it says it has read are compared with those of the prompt.
 """
 
 import json
@@ -193,8 +192,6 @@ def _parsed(what: str, data: bytes) -> Any:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and the request for it."""
-
     identifier: str  # of the prompt
     path: str  # of the endpoint
     fields: dict[str, Any]  # of the request
@@ -207,8 +204,6 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer, read and checked."""
-
     text: str  # as it was said, reasoning excepted
     split: bool  # whether reasoning or calls of tools are not in the text
     finish: str  # stop or length

@@ -1,15 +1,15 @@
 """Speculative against plain decoding of the same prompts.
 
-When identical work takes very different times, something else uses the machine: all of it is measured
-again, and the report says so. Where a speed may be claimed, a third arm runs our own loop at block 1: on
-small models its step is quicker than mlx-lm's, and only this arm separates that from the gain of drafting.
+When identical work takes very different times, all of it is measured again. Where a speed may be claimed, a
+third arm runs our own loop at block 1: on small models its step is quicker than mlx-lm's, and only this arm
+separates that from the gain of drafting.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
-from typing import Any, Unpack
+from typing import Any
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine
@@ -50,13 +50,8 @@ class Switches(measure.SetSwitches):
 
 
 def measure_throughput(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    switches: Switches,
-    runtime: Runtime,
-    **context: Unpack[measure.EvaluationContext],
+    engine: Engine, prompts: Sequence[Prompt], switches: Switches, runtime: Runtime, **context: Any
 ) -> Report:
-    """Run plain decoding and, unless it would be the same, our loop over the prompts."""
     compares = not engine.alone or engine.policy != NATIVE
     _check(engine, switches, compares)
     evaluation = measure.Evaluation("throughput", "eval throughput", engine, switches, runtime, **context)
