@@ -92,7 +92,8 @@ def speculate_together(
         Request(prompt, token_limit(target, len(prompt), max_tokens), Stops(target.stops))
         for prompt in prompts
     ]
-    steps: list[list[_Served]] = [[] for _ in prompts]
+    # of each prompt: its steps, the sequences that each served, the seconds since the one before
+    steps: list[list[tuple[Emitted, int, float]]] = [[] for _ in prompts]
     between = 0.0  # seconds after the prompts that no round accounts for
     last = perf_counter()
     for emitted in decode_together(
@@ -113,43 +114,35 @@ def speculate_together(
         last = now
     path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
     decoded = max(sum(len(served) > 1 for served in steps), 1)
-    return [
-        _outcome_of(target, request, path, served, max(between, 0.0) / decoded)
-        for served, request in zip(steps, requests, strict=True)
-    ]
-
-
-_Served = tuple[Emitted, int, float]  # a step, the sequences that it served, the seconds since the one before
-
-
-def _outcome_of(
-    target: LoadedTarget, request: Request, path: str, steps: Sequence[_Served], between: float
-) -> Outcome:
-    (first, _, prefill_s), (last, *_) = steps[0], steps[-1]
-    if first.step.round is not None or last.step.finish is None or last.share is None:
-        raise GenerationError(f"{path} did not finish a text")
-    tokens = [token for each, *_ in steps for token in each.step.tokens]
-    rounds = [
-        replace(record, draft_s=record.draft_s / sequences, verify_s=record.verify_s / sequences)
-        for each, sequences, _ in steps
-        if (record := each.step.round) is not None
-    ]
-    spent = sum(record.draft_s + record.verify_s for record in rounds)
-    return Outcome(
-        tokens=tokens,
-        text=text_of(target.tokenizer, tokens, request.stops, request.prompt),
-        finish=last.step.finish,
-        prefill_s=prefill_s,
-        decode_s=spent + between if rounds else 0.0,
-        rounds=rounds,
-        path=path,
-        cache_classes=last.share.classes,
-        resident_bytes=last.share.nbytes,
-        kv=last.share.kv,
-        kept=last.share.kept,
-        restored=last.share.restored,
-        drafter_forwards=last.share.drafter_forwards,
-    )
+    outcomes = []
+    for served, request in zip(steps, requests, strict=True):
+        (first, _, prefill_s), (ended, *_) = served[0], served[-1]
+        if first.step.round is not None or ended.step.finish is None or ended.share is None:
+            raise GenerationError(f"{path} did not finish a text")
+        tokens = [token for each, *_ in served for token in each.step.tokens]
+        rounds = [
+            replace(record, draft_s=record.draft_s / sequences, verify_s=record.verify_s / sequences)
+            for each, sequences, _ in served
+            if (record := each.step.round) is not None
+        ]
+        spent = sum(record.draft_s + record.verify_s for record in rounds)
+        outcome = Outcome(
+            tokens=tokens,
+            text=text_of(target.tokenizer, tokens, request.stops, request.prompt),
+            finish=ended.step.finish,
+            prefill_s=prefill_s,
+            decode_s=spent + max(between, 0.0) / decoded if rounds else 0.0,
+            rounds=rounds,
+            path=path,
+            cache_classes=ended.share.classes,
+            resident_bytes=ended.share.nbytes,
+            kv=ended.share.kv,
+            kept=ended.share.kept,
+            restored=ended.share.restored,
+            drafter_forwards=ended.share.drafter_forwards,
+        )
+        outcomes.append(outcome)
+    return outcomes
 
 
 def plain_steps(

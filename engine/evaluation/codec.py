@@ -10,7 +10,6 @@ would drown the others.
 
 import re
 import zipfile
-from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -32,43 +31,26 @@ NAME = re.compile(r"(d4|e8)_q([1-9][0-9]{0,5})_([1-9][0-9]{0,5})")
 ROWS = re.compile(r"x_([1-9][0-9]{0,5})")
 
 
-@dataclass(frozen=True)
-class CodecEntry:
-    name: str
-    lattice: str
-    q: int  # steps from zero to the largest coordinate
-    dim: int
-    vectors: int
-    vectors_left_out: int  # of the means, because the reference loses them
-    blocks_identical: float  # share of blocks with the same lattice point
-    relative_mse: float  # of our round trip
-    reference_relative_mse: float
-    mse_ratio: float  # ours by the reference's; 1 where both are 0
-    max_abs_difference: float
-
-    @property
-    def passed(self) -> bool:
-        return self.blocks_identical >= LEAST_IDENTICAL and abs(self.mse_ratio - 1) <= MOST_APART
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self) | {"mse_ratio": finite(self.mse_ratio), "passed": self.passed}
+Entry = dict[
+    str, Any
+]  # one array of a file, compared: as the JSON line has it, but for ratios that are infinite
 
 
-def codec_document(entries: list[CodecEntry]) -> dict[str, Any]:
-    worst = max((entry.mse_ratio for entry in entries), key=lambda ratio: abs(ratio - 1))
+def codec_document(entries: list[Entry]) -> dict[str, Any]:
+    worst = max((entry["mse_ratio"] for entry in entries), key=lambda ratio: abs(ratio - 1))
     return {
         "kind": "codec",
-        "passed": all(entry.passed for entry in entries),
+        "passed": all(entry["passed"] for entry in entries),
         "worst": {
-            "blocks_identical": min(entry.blocks_identical for entry in entries),
+            "blocks_identical": min(entry["blocks_identical"] for entry in entries),
             "mse_ratio": finite(worst),
-            "max_abs_difference": max(entry.max_abs_difference for entry in entries),
+            "max_abs_difference": max(entry["max_abs_difference"] for entry in entries),
         },
-        "entries": [entry.document() for entry in entries],
+        "entries": [entry | {"mse_ratio": finite(entry["mse_ratio"])} for entry in entries],
     }
 
 
-def compare_codec(file: Path) -> list[CodecEntry]:
+def compare_codec(file: Path) -> list[Entry]:
     """Compare every entry of a file, in its order. All is read and checked before anything is computed."""
     arrays = _read(file)
     entries: list[tuple[str, LatticeCompat, Array, Array]] = []
@@ -110,7 +92,7 @@ def _read(file: Path) -> StoredArrays:
     return StoredArrays(file)
 
 
-def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> CodecEntry:
+def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> Entry:
     turn = Hadamard(codec.dim)
     identical, apart = 0, 0.0
     errors: tuple[list[Array], list[Array]] = ([], [])
@@ -134,19 +116,22 @@ def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> 
             LOST, 2 * float(np.median(of_stored[kept]))
         )  # with Q = 1 most are off by more
     ours_mse, stored_mse = (float(each[kept].mean()) if kept.any() else 0.0 for each in (of_ours, of_stored))
-    return CodecEntry(
-        name=name,
-        lattice=codec.lattice,
-        q=codec.q,
-        dim=codec.dim,
-        vectors=len(rows),
-        vectors_left_out=len(rows) - int(kept.sum()),
-        blocks_identical=identical / (rows.size // codec.block),
-        relative_mse=ours_mse,
-        reference_relative_mse=stored_mse,
-        mse_ratio=ours_mse / stored_mse if stored_mse else (inf if ours_mse else 1.0),
-        max_abs_difference=apart,
-    )
+    same_blocks = identical / (rows.size // codec.block)
+    ratio = ours_mse / stored_mse if stored_mse else (inf if ours_mse else 1.0)
+    return {
+        "name": name,
+        "lattice": codec.lattice,
+        "q": codec.q,
+        "dim": codec.dim,
+        "vectors": len(rows),
+        "vectors_left_out": len(rows) - int(kept.sum()),  # of the means, because the reference loses them
+        "blocks_identical": same_blocks,
+        "relative_mse": ours_mse,
+        "reference_relative_mse": stored_mse,
+        "mse_ratio": ratio,
+        "max_abs_difference": apart,
+        "passed": same_blocks >= LEAST_IDENTICAL and abs(ratio - 1) <= MOST_APART,
+    }
 
 
 def _relative(found: Array, rows: Array) -> Array:

@@ -142,8 +142,8 @@ def _blob(file: Path, digits: int) -> str | None:
 def busy(load: OtherLoad) -> str | None:
     """Why no speed can be measured under this load; None: it can."""
     if load.other_cpu_share is not None and load.other_cpu_share > claims.MOST_OTHER_CPU:
-        share = f"{load.other_cpu_share:.0%} of the CPU time, more than {claims.MOST_OTHER_CPU:.0%}"
-        return f"other processes used {share}"
+        share, most = load.other_cpu_share, claims.MOST_OTHER_CPU
+        return f"other processes used {share:.0%} of the CPU time, more than {most:.0%}"
     for name, seconds in load.services.items():
         if seconds > claims.MOST_SERVICE_CPU * load.seconds:
             return f"{name.replace('_', ' ')} used {seconds:.1f} s of CPU in {load.seconds:.1f} s"

@@ -97,7 +97,7 @@ def retrieval_prompts(
         raise ConfigurationError(
             f"--context, --depths and --per-depth make prompts up; leave them out, or --prompts {name}"
         )
-    given = {key: value for key, value in asdict(haystack).items() if value is not None}
+    given = asdict(haystack.with_defaults())
     return generate(tokenizer, seed=seed, beyond=beyond, switches=switches, **given)[:limit]
 
 
@@ -121,7 +121,10 @@ class _Maker:
         self._count = lru_cache(maxsize=None)(self._count_once)
 
     def prompt(self, rng: Random, identifier: str, depth: float) -> Prompt:
-        wanted, *others = _different_facts(rng)
+        facts: list[Fact] = []
+        while len({fact.code for fact in facts}) < FACTS:
+            facts = draw_facts(rng, HELD_OUT, FACTS)
+        wanted, *others = facts
         sentences = [fact.sentence for fact in others]
         left = self._context - self._length(sentences, wanted)
         if left < 0:
@@ -171,10 +174,3 @@ class _Maker:
 
     def _count_once(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False))
-
-
-def _different_facts(rng: Random) -> list[Fact]:
-    while True:
-        facts = draw_facts(rng, HELD_OUT, FACTS)
-        if len({fact.code for fact in facts}) == len(facts):
-            return facts

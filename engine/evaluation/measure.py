@@ -70,18 +70,17 @@ def measure(
 
     def entry_of(run: ArmRun, part: slice) -> Entry:
         prompts = run.prompts[part]
+        ids = [prompt.id for prompt in prompts]
         if kept:
             entry = kept.popleft()
-            if entry.arm != run.arm.name or [row["prompt_id"] for row in entry.rows] != [
-                p.id for p in prompts
-            ]:
+            if (entry.arm, [row["prompt_id"] for row in entry.rows]) != (run.arm.name, ids):
                 raise ConfigurationError(
                     f"the journal has rows of {entry.arm} where {run.arm.name} comes next; "
                     "use --no-resume to start over"
                 )
-            measured.resumed += len(entry.rows)
+            measured.resumed += len(ids)
             return entry
-        progress(len(measured.order), total, run.phase, prompts[0].id)
+        progress(len(measured.order), total, run.phase, ids[0])
         outcomes = run.run(run.encoded[part])
         rows = [run.row(*each) for each in zip(prompts, run.encoded[part], outcomes, strict=True)]
         entry = Entry(run.arm.name, rows, sum(outcome.drafter_forwards for outcome in outcomes))
@@ -89,18 +88,17 @@ def measure(
             journal.add(entry)
         return entry
 
-    def disturbed_after() -> str | None:
-        watched = watch if len(measured.restarts) < RESTARTS else None
+    while True:
+        reason, watched = None, watch if len(measured.restarts) < RESTARTS else None
         for turn in _turns(runs, batch):
             for run, part in turn:
                 entry = entry_of(run, part)
                 run.arm.add(entry.rows, entry.drafter_forwards)
                 measured.order.extend((run.arm.name, row["prompt_id"]) for row in entry.rows)
             if watched and not kept and (reason := watched()):
-                return reason
-        return None
-
-    while (reason := disturbed_after()) is not None:
+                break
+        if reason is None:
+            return measured
         abandoned = {"after_samples": len(measured.order), "reason": reason}
         if journal:
             journal.restart(abandoned)
@@ -109,7 +107,6 @@ def measure(
             run.arm.samples.clear()
             run.arm.drafter_forwards = 0
         progress(0, total, "measuring again", f"({reason})")
-    return measured
 
 
 def _turns(runs: Sequence[ArmRun], batch: int) -> Iterator[list[tuple[ArmRun, slice]]]:
@@ -159,11 +156,11 @@ class Evaluation:
         phase: str,
         *,
         engine: Engine | None = None,
-        draft_length: DraftLength | None = None,
         options: SamplingOptions | None = None,
     ) -> None:
         """Add an arm that decodes the switches' ``max_tokens``, our loop in batches where they ask for it."""
-        used, length = engine or self.engine, draft_length or self.draft_length
+        used = engine or self.engine
+        length = self.draft_length if used.drafter else used.new_draft_length()
         batched = self.batch > 1 and arm.loop == OUR_LOOP
         most = self.switches.max_tokens
 

@@ -9,7 +9,6 @@ recognised. Files of gsm8k, HumanEval, MBPP and MT-bench are read as published.
 
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -81,12 +80,13 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
     if not is_shipped:
         _refuse_shipped(prompts)
     sources: dict[str, str] = {}
+    identifiers: set[str] = set()
     for prompt in prompts:
         if (other := sources.setdefault(prompt.source_sha256, prompt.id)) != prompt.id:
             raise PromptError(f"{other} and {prompt.id} are the same prompt; remove one")
-    counts = Counter(prompt.id for prompt in prompts)
-    if twice := sorted(identifier for identifier, times in counts.items() if times > 1):
-        raise PromptError(f"{name}: id {twice[0]!r} occurs twice")
+        if prompt.id in identifiers:
+            raise PromptError(f"{name}: id {prompt.id!r} occurs twice")
+        identifiers.add(prompt.id)
     if seed:
         Random(seed).shuffle(prompts)  # noqa: S311 - a reproducible draw, nothing secret
     kinds = {prompt.kind: count() for prompt in prompts}

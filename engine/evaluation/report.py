@@ -147,10 +147,10 @@ class Report:
         parity: dict[str, Any] | None = None,
         request: ReportRequest | None = None,
     ) -> "Report":
-        document: dict[str, Any] = {"schema": SCHEMA_ID, "kind": kind}
-        if request is not None:
-            document["request"] = request.model_dump()
-        document |= {
+        document: dict[str, Any] = {
+            "schema": SCHEMA_ID,
+            "kind": kind,
+            **({"request": request.model_dump()} if request is not None else {}),
             "started_at": stamp(started),
             "finished_at": stamp(now()),
             "claims": claims,

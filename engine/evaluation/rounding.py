@@ -38,12 +38,12 @@ def compare_with_plain(
     longest = sorted(arms[0].samples, key=lambda row: len(row["tokens"]), reverse=True)
     runs = []
     for place, plain_row in enumerate(longest):
-        if place >= ROUNDING_TEXTS and plain_row["prompt_id"] not in divergent:
-            continue
-        rounds = [(item["block"], item["accepted"]) for item in ours[plain_row["prompt_id"]]["rounds"]]
-        if len(arms) == 1:
-            rounds = [(block, block - 1) for block in MADE_UP_BLOCKS]
-        runs.append(Run(prompts[plain_row["prompt_id"]], plain_row["tokens"][:-1], rounds))
+        identifier = plain_row["prompt_id"]
+        if place < ROUNDING_TEXTS or identifier in divergent:
+            rounds = [(item["block"], item["accepted"]) for item in ours[identifier]["rounds"]]
+            if len(arms) == 1:
+                rounds = [(block, block - 1) for block in MADE_UP_BLOCKS]
+            runs.append(Run(prompts[identifier], plain_row["tokens"][:-1], rounds))
     error = block_error(engine.target, runs, engine.options.prefill_chunk)
     return {"divergences": divergences, "rounding": error if error["positions"] else None}
 

@@ -22,11 +22,12 @@ from engine.evaluation.report import Arm, Report
 from engine.evaluation.rounding import compare_with_plain
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, LONG, Check, Examinee, examine
 from engine.evaluation.server_client import (
+    CHAT_PATH,
+    TEXT_PATH,
     Client,
     Question,
     ServerFault,
     outcome,
-    question,
     served,
     whole_answer,
 )
@@ -183,12 +184,13 @@ def engine_of(model: LoadedModel, channel: Channel, switches: ServerSwitches) ->
         model.located.options(channel), block=switches.block, prefill_chunk=switches.prefill_chunk
     )
     drafter, block = model.drafter("default"), parse_block(switches.block)
-    if drafter is None and block is not None and block > 1:
-        raise ConfigurationError(f"--block {block} needs a drafter, and {model.entry.name} has none")
-    if drafter is not None and block is not None and block > 2 * drafter.drafter.block_size:
-        raise ConfigurationError(
-            f"--block {block} is more than twice {drafter.drafter.block_size}, what this drafter was made for"
-        )
+    if block is not None and block > 1:
+        if drafter is None:
+            raise ConfigurationError(f"--block {block} needs a drafter, and {model.entry.name} has none")
+        if block > 2 * (made_for := drafter.drafter.block_size):
+            raise ConfigurationError(
+                f"--block {block} is more than twice {made_for}, what this drafter was made for"
+            )
     used = None if block == 1 else drafter
     return Engine(options, model.target, used, alone=used is None, policy=channel.policy)
 
@@ -222,8 +224,18 @@ def questions(
             most = min(most, model.context - len(tokens))
         if most < min(2, switches.max_tokens):
             raise PromptError(f"prompt {prompt.id} leaves no space in the context of {model.context} tokens")
-        common = switches.fields | {"model": offer.model_id, "max_tokens": most}
-        asked.append(question(prompt, tokens, model.target, common, switches.chat))
+        fields: dict[str, Any] = switches.fields | {"model": offer.model_id, "max_tokens": most}
+        if prompt.messages is None and not switches.chat.chat:
+            bare, bos = prompt.text or "", model.target.tokenizer.bos_token
+            # a beginning-of-text token that the text spells out would be there twice
+            fields["prompt"] = tokens if bos is not None and bare.startswith(bos) else bare
+        else:
+            turns = prompt.messages or (("user", prompt.text or ""),)
+            fields["messages"] = [{"role": role, "content": content} for role, content in turns]
+            if switches.chat.thinking != "default":
+                fields["chat_template_kwargs"] = dict.fromkeys(THINKING_NAMES, switches.chat.thinking == "on")
+        path = CHAT_PATH if "messages" in fields else TEXT_PATH
+        asked.append(Question(prompt.id, path, fields, tokens))
     return asked
 
 
@@ -234,5 +246,4 @@ def examinee_of(
         replace(each, fields=each.fields | {"max_tokens": min(SHORT, each.fields["max_tokens"])})
         for each in asked
     ]
-    stops = sorted(model.target.stops)
-    return Examinee(client, offer.model_id, short, switches.clients, stops, model.context)
+    return Examinee(client, offer.model_id, short, switches.clients, model)

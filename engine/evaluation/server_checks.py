@@ -28,6 +28,7 @@ from engine.evaluation.server_client import (
 )
 from engine.server import schema
 from engine.server.scheduler import STATS_S
+from engine.server.sessions import LoadedModel
 
 REPEATABLE = {"seed": 0}  # lets a draft length look at nothing but tokens
 LONG = 512  # tokens of an answer that is left before its end
@@ -44,8 +45,7 @@ class Examinee:
     model_id: str  # as requests name the model
     questions: Sequence[Question]  # at least one
     clients: int  # that ask at once
-    stops: Sequence[int]  # tokens that end a text
-    context: int | None  # positions of a prompt and its answer
+    model: LoadedModel
 
     @cached_property
     def chosen(self) -> list[Question]:
@@ -77,7 +77,7 @@ class Examinee:
 
     def held(self, asked: Question, ids: list[int]) -> int:
         """How many of these tokens at their beginning are held in an idle session."""
-        fitting = ids if self.context is None else ids[: self.context - 1]
+        fitting = ids if self.model.context is None else ids[: self.model.context - 1]
         fields = {name: value for name, value in asked.fields.items() if name not in PROMPT_FIELDS}
         name = f"what follows {asked.identifier}"
         following = Question(name, TEXT_PATH, fields | {"prompt": fitting}, fitting)
@@ -236,9 +236,9 @@ def gone(server: Examinee) -> None:
 
     How far it was decoded is told by how much of the whole answer its session holds.
     """
-    asked = server.shortest
-    most = LONG if server.context is None else min(LONG, server.context - len(asked.tokens) - 2)
-    endless = {"max_tokens": most, "logit_bias": {str(token): -100 for token in server.stops}}
+    asked, context = server.shortest, server.model.context
+    most = LONG if context is None else min(LONG, context - len(asked.tokens) - 2)
+    endless = {"max_tokens": most, "logit_bias": {str(token): -100 for token in server.model.target.stops}}
     answer = server.ask(asked, **endless)
     server.wait_until_empty()
     fields = asked.fields | REPEATABLE | endless | {"stream": True}

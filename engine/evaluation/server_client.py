@@ -23,8 +23,7 @@ from engine.cache.stats import KVUse
 from engine.decode import Round
 from engine.detokenize import text_of
 from engine.errors import EngineError
-from engine.evaluation.prompts import Prompt
-from engine.generate import THINKING_NAMES, ChatSwitches, Outcome
+from engine.generate import Outcome
 from engine.registry import Registry
 from engine.server.scheduler import ModelFinder
 from engine.server.schema import ChatCompletion, Provenance, TextCompletion, Usage
@@ -213,25 +212,6 @@ class Answer:
     @property
     def tokens(self) -> list[int]:
         return self.provenance.token_ids or []
-
-
-def question(
-    prompt: Prompt, tokens: list[int], target: LoadedTarget, common: dict[str, Any], switches: ChatSwitches
-) -> Question:
-    """The request for a prompt: texts go to the endpoint for texts, conversations to that for conversations.
-
-    The prompt's `tokens` were made by the target's tokenizer; `common` are the fields of every request.
-    """
-    bare = prompt.text or ""
-    if prompt.messages is None and not switches.chat:
-        bos = target.tokenizer.bos_token
-        text: Any = tokens if bos is not None and bare.startswith(bos) else bare  # as text, it had two
-        return Question(prompt.id, TEXT_PATH, common | {"prompt": text}, tokens)
-    turns = prompt.messages or (("user", bare),)
-    fields = common | {"messages": [{"role": role, "content": content} for role, content in turns]}
-    if switches.thinking != "default":
-        fields["chat_template_kwargs"] = dict.fromkeys(THINKING_NAMES, switches.thinking == "on")
-    return Question(prompt.id, CHAT_PATH, fields, tokens)
 
 
 def whole_answer(asked: Question, reply: Answered) -> Answer:

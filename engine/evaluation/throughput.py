@@ -66,8 +66,7 @@ def measure_throughput(
     steps = measure.our_arm(replace(plainly, alone=True), BLOCK_1, "control", "block_1")
     has_steps = is_timed and engine.drafter is not None
     if has_steps:
-        length = plainly.new_draft_length()
-        evaluation.add(steps, prompts, encoded, "decoding", engine=plainly, draft_length=length)
+        evaluation.add(steps, prompts, encoded, "decoding", engine=plainly)
     if switches.ignore_stops:
         forced = measure.our_arm(engine, IGNORE_STOPS, "control", IGNORE_STOPS)
         evaluation.add(forced, prompts, encoded, drafted, options=SamplingOptions(ignore_stops=True))
