@@ -23,8 +23,6 @@ from engine.generate import Outcome, SamplingOptions, generate, token_limit
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
 
-PLAIN_LOOP, OUR_LOOP = "mlx_lm.generate.generate_step", "kakeya.decode"
-
 
 def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_chunk: int) -> Outcome:
     """Greedy decoding by mlx-lm, stopped at the tokenizer's stop tokens as its `stream_generate` does."""
@@ -83,9 +81,8 @@ def speculate_together(
 ) -> list[Outcome]:
     """Decoding by our loop, greedily, all prompts in one batch.
 
-    Times are shares that add up to what passed: ``prefill_s`` is the prompt's own computation; a round's
-    seconds, and those between rounds, are divided among the sequences that took part. Resident bytes are
-    the merged caches' bytes divided by the sequences in them when this one ended.
+    ``prefill_s`` is the prompt's own; a round's seconds, and those between rounds, are divided among its
+    sequences. Resident bytes are the merged caches', divided by the sequences in them when this one ended.
     """
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
     requests = [

@@ -4,12 +4,10 @@ A file is an ``.npz`` of rows x_<D> [N, D] and of <lattice>_q<Q>_<D> [N, D], wha
 of them. A block of 4 (D4) or 8 (E8) coordinates is *identical* when both round trips hold the same lattice
 point: turned back into its coordinates, none differ by a quarter of a step, nor by 2^-9 of the row's largest,
 as much as a last place of its two float16 numbers moves. The relative MSE, |x̂ - x|² / |x|², is averaged over
-rows, but for those the published codec loses (zeros, or off by more than `LOST` and twice the median), which
-would drown the others.
+rows, but for those the published codec loses: zeros, or off by more than `LOST` and twice the median.
 """
 
 import re
-import zipfile
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -31,12 +29,7 @@ NAME = re.compile(r"(d4|e8)_q([1-9][0-9]{0,5})_([1-9][0-9]{0,5})")
 ROWS = re.compile(r"x_([1-9][0-9]{0,5})")
 
 
-Entry = dict[
-    str, Any
-]  # one array of a file, compared: as the JSON line has it, but for ratios that are infinite
-
-
-def codec_document(entries: list[Entry]) -> dict[str, Any]:
+def codec_document(entries: list[dict[str, Any]]) -> dict[str, Any]:
     worst = max((entry["mse_ratio"] for entry in entries), key=lambda ratio: abs(ratio - 1))
     return {
         "kind": "codec",
@@ -50,9 +43,11 @@ def codec_document(entries: list[Entry]) -> dict[str, Any]:
     }
 
 
-def compare_codec(file: Path) -> list[Entry]:
+def compare_codec(file: Path) -> list[dict[str, Any]]:
     """Compare every entry of a file, in its order. All is read and checked before anything is computed."""
-    arrays = _read(file)
+    if not file.is_file():
+        raise InputError(f"{file} is {'no file' if file.exists() else 'missing'}")
+    arrays = StoredArrays(file, LARGEST_FILE)
     entries: list[tuple[str, LatticeCompat, Array, Array]] = []
     used: set[str] = set()
     for name in arrays:
@@ -79,20 +74,7 @@ def compare_codec(file: Path) -> list[Entry]:
     return [_compare(*entry) for entry in entries]
 
 
-def _read(file: Path) -> StoredArrays:
-    if not file.is_file():
-        raise InputError(f"{file} is {'no file' if file.exists() else 'missing'}")
-    try:
-        with zipfile.ZipFile(file) as packed:
-            size = sum(item.file_size for item in packed.infolist())
-    except zipfile.BadZipFile as error:
-        raise InputError(f"{file} is corrupt: {error}") from None
-    if size > LARGEST_FILE:
-        raise InputError(f"{file} holds {size:,} bytes of arrays; at most {LARGEST_FILE:,} are compared")
-    return StoredArrays(file)
-
-
-def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> Entry:
+def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> dict[str, Any]:
     turn = Hadamard(codec.dim)
     identical, apart = 0, 0.0
     errors: tuple[list[Array], list[Array]] = ([], [])
@@ -107,8 +89,11 @@ def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> 
         identical += int(np.array(same).reshape(-1, codec.block).all(-1).sum())
         ours = np.array(decoded)
         apart = max(apart, float(np.abs(ours.astype(np.float64) - stored).max()))
+        whole = x.astype(np.float64)
+        size = np.square(whole).sum(-1)
         for found, side in zip((ours, stored), errors, strict=True):
-            side.append(_relative(found, x))
+            error = np.square(found - whole).sum(-1)
+            side.append(np.divide(error, size, out=np.full(len(x), inf), where=size > 0))  # inf for zeros
     of_ours, of_stored = (np.concatenate(side) for side in errors)
     kept = np.isfinite(of_stored) & reference.any(-1)
     if kept.any():
@@ -132,11 +117,3 @@ def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> 
         "max_abs_difference": apart,
         "passed": same_blocks >= LEAST_IDENTICAL and abs(ratio - 1) <= MOST_APART,
     }
-
-
-def _relative(found: Array, rows: Array) -> Array:
-    """Squared error of each row by its squared length; infinite for rows of zeros."""
-    rows = rows.astype(np.float64)
-    size, error = np.square(rows).sum(-1), np.square(found - rows).sum(-1)
-    relative: Array = np.divide(error, size, out=np.full(len(rows), inf), where=size > 0)
-    return relative

@@ -72,7 +72,6 @@ def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, Model]) 
 
 
 def target_card(target: LoadedTarget) -> Model:
-    """The card of a target, with its vocabulary and the caches it makes for itself."""
     layers = tuple(_cache_layers(target.target.model))
     return target.card.model_copy(update={"vocab_size": target.target.vocab_size, "cache_layers": layers})
 
@@ -107,11 +106,8 @@ def sysctl(name: str) -> str:
 
 
 def _git() -> dict[str, Any]:
-    """The commit of the checkout that holds this package, and whether the package differs from it.
-
-    Git names the commit and its digests only; files are read here, so that no git configuration (filters,
-    ignored or unwatched files) runs or hides a difference.
-    """
+    """The commit of the checkout that holds this package, and whether the package differs from it."""
+    # git only names digests; files are read here, so that no configuration of it runs or hides a difference
     sha = _git_output("rev-parse", "--verify", "HEAD") if (PACKAGE.parent / ".git").exists() else None
     listed = sha and _git_output("ls-tree", "-r", "-z", sha.strip(), "--", ".")
     if sha is None or listed is None:
@@ -284,20 +280,16 @@ Rows = Sequence[dict[str, Any]]
 def disturbance(plain: Rows, ours: Rows, own: Rows = ()) -> str | None:
     """Which identical work took very different times so far; None: the machine is steady.
 
-    The limits are those of the gate's SPEEDUP_PREFILL_SPREAD, SPEEDUP_DECODE_SPREAD and BASELINE_SLOW. Only
-    identical work is compared, never the ratio of the arms: a measurement never starts over for its result.
-    ``own`` are the rows of our loop at block 1, which does the baseline's work.
+    By the gate's limits. Only identical work is compared, never the ratio of the arms: a measurement never
+    starts over for its result. ``own`` are the rows of our loop at block 1, which does the baseline's work.
     """
-    theirs = {row["prompt_id"]: row["prefill_s"] for row in ours}
-    prefills: list[list[float]] = [
-        [row["prefill_s"], theirs[row["prompt_id"]]] for row in plain if row["prompt_id"] in theirs
-    ]
-    for rows in (plain, ours):
-        groups: dict[int, list[float]] = defaultdict(list)
+    groups: dict[Any, list[float]] = defaultdict(list)
+    for arm, rows in enumerate((plain, ours)):
         for row in rows:
-            groups[round(math.log(row["prompt_tokens"], claims.SAME_LENGTH))].append(row["prefill_s"])
-        prefills.extend(groups.values())
-    for times in prefills:
+            length = round(math.log(row["prompt_tokens"], claims.SAME_LENGTH))
+            for name in (row["prompt_id"], (arm, length)):
+                groups[name].append(row["prefill_s"])
+    for times in groups.values():
         low, high = min(times), max(times)
         if high > claims.LARGEST_SPREAD * low and high - low > claims.SPREAD_S:
             return f"prefills of about equal length took {low:.4f} and {high:.4f} s"

@@ -65,10 +65,9 @@ def generate(
     beyond: int | None = None,
     switches: ChatSwitches | None = None,
 ) -> list[Prompt]:
-    """Prompts that each hide one fact, depth by depth in turn.
+    """Prompts of at most ``context`` tokens that each hide one fact, depth by depth in turn.
 
-    A prompt has at most ``context`` tokens, everything included, and at most a sentence fewer. At least
-    ``beyond`` of them come after the needle; deeper needles are moved up, as their `Needle.depth` says.
+    At least ``beyond`` tokens come after the needle; deeper ones are moved up, as their `Needle.depth` says.
     """
     maker = _Maker(tokenizer, switches or ChatSwitches(), context, beyond or 0)
     names = [
@@ -87,10 +86,7 @@ def retrieval_prompts(
     switches: ChatSwitches,
     beyond: int | None = None,
 ) -> list[Prompt]:
-    """The prompts of a recall evaluation: made up where anything of ``haystack`` was set, else read.
-
-    ``name`` is what `--prompts` says, ``seed`` that of made-up prompts or of a file's order; see `generate`.
-    """
+    """The prompts of a recall evaluation: made up where anything of ``haystack`` was set, else read."""
     if name != GENERATED and not haystack.wanted:
         return load_prompts(name, limit, seed)
     if name not in (GENERATED, SHIPPED):
@@ -118,7 +114,9 @@ class _Maker:
     def __init__(self, tokenizer: Any, switches: ChatSwitches, context: int, beyond: int) -> None:
         self._tokenizer, self._switches = tokenizer, switches
         self._context, self._beyond = context, beyond
-        self._count = lru_cache(maxsize=None)(self._count_once)
+        self._count = lru_cache(maxsize=None)(
+            lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+        )
 
     def prompt(self, rng: Random, identifier: str, depth: float) -> Prompt:
         facts: list[Fact] = []
@@ -154,7 +152,7 @@ class _Maker:
         before = [0, *accumulate(map(self._count, sentences))]
         nearest, *others = sorted(range(len(before)), key=lambda at: abs(before[at] - depth * before[-1]))
         for index in (nearest, *others):
-            if self._count_once("".join(sentences[index:]) + self._question(wanted)) >= self._beyond:
+            if self._count("".join(sentences[index:]) + self._question(wanted)) >= self._beyond:
                 return index, depth if index == nearest else round(before[index] / before[-1], 2)
         raise PromptError(
             f"--context {self._context} is too short for a needle {self._beyond} tokens before the end"
@@ -171,6 +169,3 @@ class _Maker:
     def _question(self, wanted: Fact) -> str:
         """As the shipped target was trained to be asked: plainly, or in a conversation."""
         return f" What is the secret code of {wanted.name}?" if self._switches.chat else wanted.question
-
-    def _count_once(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False))

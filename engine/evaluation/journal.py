@@ -6,7 +6,6 @@ unfinished last line is dropped. A file that is not a journal is refused and not
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +128,13 @@ class Journal:
         entries, lines = [], data.split(b"\n")[:-1]
         for number, line in enumerate(lines if self.resume else lines[:1], 1):
             digest, _, body = line.partition(b" ")
-            self._digest = _digest(self._digest, body)
+            self._digest = sha256(self._digest.encode() + body).hexdigest()
             if digest != self._digest.encode():
-                raise (
-                    no_journal
-                    if number == 1
-                    else ConfigurationError(
-                        f"the journal {self.path} is damaged in line {number}; "
-                        "use --no-resume to delete it and start over"
-                    )
+                if number == 1:
+                    raise no_journal
+                raise ConfigurationError(
+                    f"the journal {self.path} is damaged in line {number}; "
+                    "use --no-resume to delete it and start over"
                 )
             entries.append(json.loads(body))
         return entries
@@ -165,7 +163,7 @@ class Journal:
 
     def _write(self, entry: dict[str, Any]) -> None:
         body = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode()
-        self._digest = _digest(self._digest, body)
+        self._digest = sha256(self._digest.encode() + body).hexdigest()
         line = self._digest.encode() + b" " + body + b"\n"
         try:
             while line:
@@ -174,10 +172,6 @@ class Journal:
         except OSError as error:
             raise EngineError(f"the journal {self.path} cannot be written: {error.strerror}") from error
         self._entries += 1
-
-
-def _digest(before: str, body: bytes) -> str:
-    return hashlib.sha256(before.encode() + body).hexdigest()
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,6 @@
 """The shoot-out of KV policies: what each stores, and its effect on keys, values, answers, drafts and speed.
 
-Arms: the oracle (mlx-lm's plain decoding), ``native`` (our loop, all keys and values kept) as baseline, our
-loop under every policy, and the control ``no_needle``. A policy that restores comes with its controls. The
-first retrieval prompts are run once more, untimed, to compare live caches with native ones:
+The first retrieval prompts are run once more, untimed, to compare live caches with native ones:
 
     distortion = sum over layers, heads, positions of |x - y|² / sum of |x|²      x native, y the policy's
 
@@ -10,9 +8,9 @@ of what the next query would see in the layers that the policy applies to. A pos
 no longer holds counts as lost, y = 0; what it holds beyond the native cache's window is not compared.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,7 +22,7 @@ from engine.config import Engine, Options, open_engine
 from engine.device import Runtime, read_float, wait
 from engine.errors import ConfigurationError, GenerationError, PromptError
 from engine.evaluation import measure
-from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
+from engine.evaluation.haystack import Haystack, generate
 from engine.evaluation.prompts import Prompt, answer_of, load_prompts
 from engine.evaluation.report import Arm, Distortion, Report, sample
 from engine.generate import ChatSwitches, Outcome
@@ -158,10 +156,18 @@ def measure_kv(engine: Engine, switches: KVSwitches, runtime: Runtime, **context
             measure.run_arm(of, arm, tokens, limits[tuple(tokens)], of.new_draft_length()) for tokens in some
         ]
 
+    def row(of: Engine, prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
+        found = None
+        if of.policy != NATIVE and tuple(tokens) in examined:
+            found, use = examine(of, tokens, outcome.tokens, native(tuple(tokens)))
+            outcome = outcome if outcome.kv is not None else replace(outcome, kv=use)
+        answer = answer_of(of.target.tokenizer, tokens, outcome.text)
+        return sample(prompt, tokens, outcome, answer_text=answer, distortion=found)
+
     for of, arm in arms:
         asked, ids = (emptied, empty) if arm.control == NO_NEEDLE else (prompts, encoded)
-        row, run_it = partial(_row, of, native=native, examined=examined), partial(run, of, arm)
-        evaluation.runs.append(measure.ArmRun(arm, asked, ids, run_it, row, f"running {arm.name}"))
+        parts = (partial(run, of, arm), partial(row, of), f"running {arm.name}")
+        evaluation.runs.append(measure.ArmRun(arm, asked, ids, *parts))
 
     def warm_up() -> None:
         for number, each in enumerate(evaluation.runs, 1):
@@ -175,14 +181,12 @@ def measure_kv(engine: Engine, switches: KVSwitches, runtime: Runtime, **context
 
 def made_prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
     """Retrieval prompts, their needles before every window, then those that are decoded for longer."""
-    made = retrieval_prompts(
-        GENERATED,
-        switches.haystack,
+    made = generate(
         engine.target.tokenizer,
-        limit=None,
+        **asdict(switches.haystack.with_defaults()),
         seed=switches.seed,
-        switches=switches.chat,
         beyond=max((each.span for each in switches.parsed), default=0),
+        switches=switches.chat,
     )
     if switches.speed_prompts == NO_PROMPTS:
         return made
@@ -206,7 +210,6 @@ def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
 
 
 def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, Arm]]:
-    """Empty arms and their engines: oracle, baseline, policies and their controls, ``no_needle``."""
     native = replace(engine, policy=NATIVE, restoration=None)
     oracle, baseline = measure.plain_arm(ORACLE, "oracle"), measure.our_arm(native, BASELINE, "baseline")
     arms = [(native, oracle), (native, baseline)]
@@ -222,10 +225,7 @@ def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, 
 
 
 def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
-    """Every policy to run, each with the control it is, or None for one under test.
-
-    Policies that restore alike but for their source belong together, and get the controls they lack.
-    """
+    """Every policy to run, each with the control it is; restoring ones get the controls they lack."""
     found: dict[KVPolicy, str | None] = {}
     for policy in policies:
         if policy.source is None:
@@ -238,37 +238,20 @@ def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
     return found
 
 
-def _row(
-    engine: Engine,
-    prompt: Prompt,
-    tokens: Sequence[int],
-    outcome: Outcome,
-    *,
-    native: Callable[[tuple[int, ...]], Layers],
-    examined: set[tuple[int, ...]],
-) -> dict[str, Any]:
-    """A row; those of examined prompts say what the caches hold, and how far from native ones."""
-    found = None
-    if engine.policy != NATIVE and tuple(tokens) in examined:
-        found, use = examine(engine, tokens, outcome.tokens, native(tuple(tokens)))
-        outcome = outcome if outcome.kv is not None else replace(outcome, kv=use)
-    answer = answer_of(engine.target.tokenizer, tokens, outcome.text)
-    return sample(prompt, tokens, outcome, answer_text=answer, distortion=found)
-
-
 def examine(
     engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Layers
 ) -> tuple[Distortion, KVUse]:
-    """Run a prompt and what followed once more under the engine's policy; compare with native caches.
-
-    Of the layers that the policy applies to; plain numbers count as their dtype, codes as they are stored.
-    """
+    """Run a prompt and what followed once more; compare the policy's layers with native caches."""
     layers = engine.policy.chosen_layers(engine.target.target.model)
     with _prefilled(engine, tokens) as session:
         found = distortion(native, _rows(session.caches), layers)
         if generated[:-1]:  # the last token is in no cache
             session.take_in(generated[:-1])
-        return found, kv_use(session.caches) or _plain_use(session.caches, layers)
+        if (use := kv_use(session.caches)) is None:
+            ours = _rows(session.caches)
+            plain = [rows for layer in layers for rows in (ours[layer].keys, ours[layer].values)]
+            use = KVUse(tuple(layers), sum(r.size for r in plain), sum(r.nbytes for r in plain))
+        return found, use
 
 
 def held_after(engine: Engine, tokens: Sequence[int]) -> Layers:
@@ -319,10 +302,3 @@ def _rows(caches: Sequence[Any]) -> Layers:
     found = {layer: rows for layer, cache in enumerate(caches) if (rows := held(cache)) is not None}
     wait([(rows.keys, rows.values) for rows in found.values()])
     return found
-
-
-def _plain_use(caches: Sequence[Any], layers: Sequence[int]) -> KVUse:
-    found = _rows(caches)
-    pairs = [(found[layer].keys, found[layer].values) for layer in layers]
-    values = sum(keys.size + rows.size for keys, rows in pairs)
-    return KVUse(tuple(layers), values, sum(keys.nbytes + rows.nbytes for keys, rows in pairs))

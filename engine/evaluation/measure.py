@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, cast
 
 from engine.cache.policy import KVPolicy
@@ -16,7 +17,7 @@ from engine.config import Engine
 from engine.device import Runtime, threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, plain, speculate, speculate_together
+from engine.evaluation.arms import plain, speculate, speculate_together
 from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.journal import Entry, Journal, fingerprint
@@ -26,7 +27,7 @@ from engine.generate import ChatSwitches, Messages, Outcome, SamplingOptions, to
 from engine.restoration.loading import open_restoration
 from engine.restoration.sources import LEARNED
 from engine.target.attention import refuse_policy
-from evidence_format.model import Model, ReportRequest
+from evidence_format.model import OUR_LOOP, PLAIN_LOOP, Model, ReportRequest
 
 Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
 MakeRow = Callable[[Prompt, Sequence[int], Outcome], dict[str, Any]]
@@ -125,7 +126,7 @@ class Evaluation:
     """One evaluation: create it before any work, `add` arms, `run` them, then build the `report`."""
 
     kind: str  # of the report
-    command: str  # as the configuration names it, which holds engine, switches and settings
+    command: str  # as the configuration names it
     engine: Engine
     switches: Any
     runtime: Runtime
@@ -133,12 +134,11 @@ class Evaluation:
     request: ReportRequest | None = None
     journal: Journal | None = None
     cards: dict[str, Model] = field(default_factory=dict)  # of models that only some arms run
-    settings: dict[str, Any] = field(default_factory=dict)
     resumable: bool = True  # the report counts the rows of earlier processes
 
     def __post_init__(self) -> None:
         self.started, self.watch = now(), LoadWatch()
-        self.settings = configuration(self.engine, self.runtime, self.command, self.switches) | self.settings
+        self.settings = configuration(self.engine, self.runtime, self.command, self.switches)
         self.draft_length = self.engine.new_draft_length()
         self.batch: int = getattr(self.switches, "batch", 1)
         self.runs: list[ArmRun] = []
@@ -169,13 +169,12 @@ class Evaluation:
                 return speculate_together(used, some, most, length)
             return [run_arm(used, arm, tokens, most, length, options=options) for tokens in some]
 
-        row = scored_rows(used.target.tokenizer)
+        row = partial(scored_row, used.target.tokenizer)
         self.runs.append(ArmRun(arm, prompts, encoded, run, row, phase, batched))
 
     def run(
         self, warm_up: Callable[[], object] | None = None, watch: Callable[[], str | None] | None = None
     ) -> None:
-        """Open the journal, warm up, and fill the arms; see `measure`."""
         first = self.runs[0]
         if self.journal:
             marks = (self._environment(), self.settings, first.prompts, first.encoded, self.request)
@@ -280,26 +279,15 @@ def under(engine: Engine, policy: KVPolicy) -> Engine:
 
 
 def run_arm(
-    engine: Engine,
-    arm: Arm,
-    tokens: Sequence[int],
-    max_tokens: int,
-    draft_length: DraftLength,
-    *,
-    options: SamplingOptions | None = None,
+    engine: Engine, arm: Arm, tokens: Sequence[int], max_tokens: int, length: DraftLength, **options: Any
 ) -> Outcome:
     if arm.loop == PLAIN_LOOP:
         return plain(engine.target, tokens, max_tokens, engine.options.prefill_chunk)
-    return speculate(engine, tokens, max_tokens, draft_length, options=options)
+    return speculate(engine, tokens, max_tokens, length, **options)
 
 
-def scored_rows(tokenizer: Any) -> MakeRow:
-    """Rows whose answer is the text without its reasoning."""
-
-    def row(prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
-        return sample(prompt, tokens, outcome, answer_text=answer_of(tokenizer, tokens, outcome.text))
-
-    return row
+def scored_row(tokenizer: Any, prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
+    return sample(prompt, tokens, outcome, answer_text=answer_of(tokenizer, tokens, outcome.text))
 
 
 def encode_all(
@@ -358,10 +346,8 @@ def _flattened(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, dict):
             flat |= _flattened(value)
-        elif isinstance(value, list | tuple):
-            flat[name] = json.dumps(value) if value else None
         else:
-            flat[name] = value
+            flat[name] = (json.dumps(value) if value else None) if isinstance(value, list | tuple) else value
     return flat
 
 
@@ -384,8 +370,6 @@ class BoundedSwitches:
 
 @dataclass(frozen=True, kw_only=True)
 class SetSwitches(BoundedSwitches):
-    """What the command line can set about an evaluation over a set of prompts; see `load_prompts`."""
-
     prompts: str = "all"
     limit: int | None = at_least(8)
     max_tokens: int = at_least(96)

@@ -17,18 +17,18 @@ One of a pair holds ``target/`` and ``drafter/``, and in ``golden.npz`` what one
     tokens [N]           all tokens: the first comes from the prompt, the others from the rounds
     reference []         as above
 
-Of shorter blocks, which depend on how a loop runs out, only the tokens are compared. A target is compared
-with itself: the text of mlx-lm's `generate_step` is run again in rounds of several block lengths, partly
-rolled back, against forwards of one token on the caches mlx-lm makes for itself.
+Of shorter blocks only the tokens are compared: those depend on how a loop runs out. A target is compared with
+itself: the text of `generate_step` is run again in blocks, partly rolled back, against forwards of one token.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import cycle, islice
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import mlx.core as mx
 import mlx_lm
@@ -92,8 +92,6 @@ class RoundParity:
 
 @dataclass(frozen=True)
 class Parity:
-    """All rounds of all cases in the order run, the largest difference that passes, and the dtype of ours."""
-
     rounds: tuple[RoundParity, ...]
     tolerance: float
     dtype: str = "float32"
@@ -137,11 +135,11 @@ def on_host(array: mx.array) -> Array:
 def largest_difference(ours: Array, reference: Array) -> float:
     """Largest absolute difference; infinity where one is not finite, so that it cannot pass."""
     difference = np.abs(ours.astype(np.float64) - reference)
-    return float(difference.max()) if np.isfinite(difference).all() else float("inf")
+    return float(difference.max()) if np.isfinite(difference).all() else inf
 
 
 def _checked(tolerance: float) -> float:
-    if not 0 <= tolerance < float("inf"):
+    if not 0 <= tolerance < inf:
         raise ConfigurationError(f"--tolerance must be a number of at least 0, not {tolerance}")
     return tolerance
 
@@ -149,17 +147,18 @@ def _checked(tolerance: float) -> float:
 class StoredArrays(dict[str, Array]):
     """The arrays of an npz file, each checked by `take`; nothing pickled is ever loaded."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, largest: float = inf) -> None:
         self.file = file
         if not file.exists():
             raise ModelError(f"{file} is missing")
         require_file(file)
-        try:
+        with wrap_errors(lambda reason: ModelError(f"{file} is corrupt: {reason}")):
+            with ZipFile(file) as packed:
+                size = sum(item.file_size for item in packed.infolist())
+            if size > largest:
+                raise ModelError(f"{file} holds {size:,} bytes of arrays; at most {largest:,} are compared")
             with np.load(file, allow_pickle=False) as stored:
                 super().__init__({name: np.asarray(value) for name, value in stored.items()})
-        except Exception as error:  # zip, zlib and numpy raise many kinds; all of them are the file's fault
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ModelError(f"{file} is corrupt: {reason}") from None
 
     def refuse(self, problem: str) -> ModelError:
         return ModelError(f"{self.file}: {problem}")
@@ -207,8 +206,6 @@ class StoredArrays(dict[str, Array]):
 
 @dataclass(frozen=True)
 class Case:
-    """A case of a drafter alone: the network and the reference arrays, read and checked."""
-
     name: str
     network: DFlash
     arrays: StoredArrays
@@ -246,7 +243,6 @@ class Case:
             )
 
     def _ours(self, name: str, rows: Any = slice(None)) -> mx.array:
-        """An array of the case, or some of its first axis's rows, in the dtype of the network."""
         return mx.array(self.arrays[name][rows]).astype(self.dtype)
 
 
@@ -271,8 +267,6 @@ def _check_drafter_arrays(arrays: StoredArrays, config: DFlashConfig) -> None:
 
 @dataclass(frozen=True)
 class PairCase:
-    """A case of a target and a drafter, read and checked; the first `full_rounds` have a full block."""
-
     name: str
     target: Target
     network: DFlash
@@ -308,7 +302,7 @@ class PairCase:
             position += count
             if index == self.full_rounds - 1:
                 same = same and _emitted(rest, len(tokens) - position) == tokens[position:]
-            difference, agreement = float("inf"), 0.0  # of ours that emitted more, and has run out
+            difference, agreement = inf, 0.0  # of ours that emitted more, and has run out
             ran = bool(own) and own[0].round is not None and own[0].round.block == rows + 1
             if ran:
                 drafts, logits = map(on_host, drafter.drafted[index])
@@ -392,11 +386,7 @@ def _is_pair(folder: Path) -> bool:
 def compare_all(
     folder: Path, tolerance: float | None = None, *, dtype: str = "float32"
 ) -> tuple[Parity, Implementation]:
-    """Compare a case, or every case in a folder of cases. All are read before the first is computed.
-
-    Returns:
-        The rounds, and the reference: the names that the cases say, and a digest over their files.
-    """
+    """Compare a case, or every case in a folder; all are read before the first is computed."""
     folders = case_folders(folder)
     pairs = [path for path in folders if _is_pair(path)]
     # Logits of a pair come from hidden states of forwards over blocks.

@@ -1,10 +1,9 @@
 """Prompts: the shipped sets, a user's own files, their tokens, and the answer in a model's text.
 
 A file holds one JSON object per line: ``id``, ``kind`` (code, chat, retrieval or a name of your own), and
-either ``prompt`` (raw text) or ``messages`` (for the model's chat template). Retrieval prompts add
-``needle`` (the sentence of the prompt that holds the answer), ``answer`` and ``depth`` (0 to 1);
-``instruction`` may say what the prompt asks beyond its content, so that foreign instructions are
-recognised. Files of gsm8k, HumanEval, MBPP and MT-bench are read as published.
+either ``prompt`` (raw text) or ``messages``. Retrieval prompts add ``needle`` (the sentence of the prompt
+that holds the answer), ``answer`` and ``depth`` (0 to 1); ``instruction`` may say what the prompt asks beyond
+its content. Files of gsm8k, HumanEval, MBPP and MT-bench are read as published.
 """
 
 import json
@@ -77,8 +76,13 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
         raise PromptError(f"prompts: {name!r} is neither all, {', '.join(SHIPPED_SETS)} nor a file")
     files = [SHIPPED / f"{part}.jsonl" for part in names] if is_shipped else [Path(name)]
     prompts = [prompt for file in files for prompt in _read(file)]
-    if not is_shipped:
-        _refuse_shipped(prompts)
+    known = known_sets()  # the gate knows them by digest, and expects all that a set and its limit select
+    for prompt in () if is_shipped else prompts:
+        if shipped := known.ids.get(prompt.source_sha256):
+            kind = prompt_set(shipped)
+            raise PromptError(f"prompt {prompt.id} belongs to the shipped set {kind}; use --prompts {kind}")
+        if prompt.id in known.prompts:
+            raise PromptError(f"the id {prompt.id} is taken by a shipped prompt; rename this one")
     sources: dict[str, str] = {}
     identifiers: set[str] = set()
     for prompt in prompts:
@@ -91,16 +95,6 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
         Random(seed).shuffle(prompts)  # noqa: S311 - a reproducible draw, nothing secret
     kinds = {prompt.kind: count() for prompt in prompts}
     return [prompt for prompt in prompts if next(kinds[prompt.kind]) < (inf if limit is None else limit)]
-
-
-def _refuse_shipped(prompts: Sequence[Prompt]) -> None:
-    known = known_sets()  # the gate knows them by digest, and expects all that a set and its limit select
-    for prompt in prompts:
-        if shipped := known.ids.get(prompt.source_sha256):
-            kind = prompt_set(shipped)
-            raise PromptError(f"prompt {prompt.id} belongs to the shipped set {kind}; use --prompts {kind}")
-        if prompt.id in known.prompts:
-            raise PromptError(f"the id {prompt.id} is taken by a shipped prompt; rename this one")
 
 
 def refuse_unsound(prompts: Sequence[Prompt]) -> None:

@@ -41,7 +41,6 @@ class RecallSwitches(measure.SetSwitches):
 def measure_recall(
     engine: Engine, prompts: Sequence[Prompt], switches: RecallSwitches, runtime: Runtime, **context: Any
 ) -> Report:
-    """Run the arms over prompts that have a needle and prove something, see `refuse_unsound`."""
     switches.check()
     if switches.batch > 1 and engine.options.single_graph:
         raise ConfigurationError("--single-graph diagnoses one sequence at a time; leave out --batch")
@@ -51,10 +50,7 @@ def measure_recall(
     emptied = [prompt.without_needle() for prompt in prompts]
     full, empty = (measure.encode_all(engine, some, switches.chat) for some in (prompts, emptied))
     refuse_unsound(prompts)
-    compiled = engine.options.compiled and switches.batch == 1
-    evaluation = measure.Evaluation(
-        "recall", "eval recall", engine, switches, runtime, **context, settings={"compiled": compiled}
-    )  # fmt: skip
+    evaluation = measure.Evaluation("recall", "eval recall", engine, switches, runtime, **context)
     name = "speculative" if engine.drafter else "kakeya"
     arms = [
         (measure.our_arm(engine, name), engine),
@@ -68,7 +64,15 @@ def measure_recall(
         asked, tokens = (emptied, empty) if arm.name == CONTROL else (prompts, full)
         evaluation.add(arm, asked, tokens, f"recalling {arm.name}", engine=of)
     evaluation.run()
-    return evaluation.report(_claims(engine.policy, name, switches), "recall")
+    claims: list[dict[str, Any]] = []
+    if switches.claim == "parity" or (switches.claim == "auto" and engine.policy.kind in LOSSLESS):
+        claims.append({"name": "recall_parity", "arm": name, "baseline": ORACLE})
+    if engine.policy.source in MEANINGFUL:
+        claims.append({"name": "restoration", "arm": name})
+    if switches.min_recall is not None:
+        claims.append({"name": "recall", "arm": name, "at_least": switches.min_recall})
+    compiled = engine.options.compiled and switches.batch == 1
+    return evaluation.report(claims, "recall", compiled=compiled)
 
 
 def reach(policy: KVPolicy) -> int:
@@ -81,17 +85,6 @@ def restoring_controls(policy: KVPolicy) -> dict[str, KVPolicy]:
     if policy.source is None:
         return {}
     return {source: replace(policy, source=source) for source in RESTORING_CONTROLS}
-
-
-def _claims(policy: KVPolicy, name: str, switches: RecallSwitches) -> list[dict[str, Any]]:
-    claims: list[dict[str, Any]] = []
-    if switches.claim == "parity" or (switches.claim == "auto" and policy.kind in LOSSLESS):
-        claims.append({"name": "recall_parity", "arm": name, "baseline": ORACLE})
-    if policy.source in MEANINGFUL:
-        claims.append({"name": "restoration", "arm": name})
-    if switches.min_recall is not None:
-        claims.append({"name": "recall", "arm": name, "at_least": switches.min_recall})
-    return claims
 
 
 def recall_by_depth(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

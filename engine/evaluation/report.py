@@ -6,11 +6,12 @@ drafter's forwards are counted where its network ran, so that drafts made withou
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import token_hex
 from statistics import median
 from typing import Any
 
@@ -174,24 +175,22 @@ class Report:
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Write a report, or a record about one, whole or not at all."""
     data = json.dumps(document, allow_nan=False, ensure_ascii=False, indent=1).encode() + b"\n"
     if len(data) > MAX_BYTES:
         raise EngineError(f"the report has {len(data)} bytes, more than {MAX_BYTES}; use a smaller --limit")
+    part = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
-            try:
-                part.write(data)
-                part.flush()
-                os.fsync(part.fileno())
-                os.chmod(part.name, 0o644)
-                os.replace(part.name, path)
-            except BaseException:
-                os.unlink(part.name)
-                raise
+        with part.open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(part, path)
     except OSError as error:
         raise EngineError(f"the report cannot be written to {path}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 def now() -> datetime:
@@ -203,10 +202,7 @@ def stamp(moment: datetime) -> str:
 
 
 def summarise(arms: Sequence[Arm], *, one_graph: bool = False) -> dict[str, Any]:
-    """All derived figures, from the rows alone; with ``one_graph`` the times of blocks, too.
-
-    Systems under test are compared with the baseline, or where there is none, with the oracle.
-    """
+    """All derived figures; systems under test are compared with the baseline, or else with the oracle."""
     figures = {arm.name: _arm_summary(arm.samples) for arm in arms}
     for arm in arms if one_graph else ():
         figures[arm.name]["block_s"] = _block_times(arm.samples)
@@ -297,7 +293,6 @@ def _largest(figures: Sequence[float | None]) -> float | None:
 
 
 def liveness(arms: Sequence[Arm]) -> dict[str, Any]:
-    """What ran behind the rows: forwards of our loop, and those of the drafter's network."""
     rows = [row for arm in arms for row in arm.samples]
     return {
         "rounds": sum(len(row["rounds"]) for row in rows),

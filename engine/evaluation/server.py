@@ -98,8 +98,6 @@ class Offer:
 
 
 class ChecksFailed(EngineError):
-    """The server does not do what it must; `checks` says what each found, None where nothing is wrong."""
-
     def __init__(self, checks: Mapping[str, str | None]) -> None:
         self.checks = dict(checks)
         failed = [f"{name}: {fault}" for name, fault in checks.items() if fault]
@@ -154,7 +152,7 @@ def measure_server(
                 raise ServerFault(f"{each.identifier}: the server kept {kept}, not {engine.policy.spec}")
             return outcome(each, answer, engine.target)
 
-        row = measure.scored_rows(model.target.tokenizer)
+        row = partial(measure.scored_row, model.target.tokenizer)
 
         def add(arm: Arm, decode: Callable[[Question], Outcome]) -> None:
             def run(some: Sequence[list[int]]) -> list[Outcome]:
@@ -196,7 +194,6 @@ def engine_of(model: LoadedModel, channel: Channel, switches: ServerSwitches) ->
 
 
 def _chat(entry: ModelEntry, prompts: Sequence[Prompt], chat: ChatSwitches) -> ChatSwitches:
-    """How conversations are put; ConfigurationError where the entry sets a switch that is unknown here."""
     own = entry.chat_template_kwargs
     if not own or not (chat.chat or any(prompt.messages is not None for prompt in prompts)):
         return chat
@@ -204,9 +201,8 @@ def _chat(entry: ModelEntry, prompts: Sequence[Prompt], chat: ChatSwitches) -> C
         raise ConfigurationError(
             f"{entry.name} sets {odd[0]} of its chat template, which evaluations do not; give --prompts code"
         )
-    if chat.thinking != "default":
-        return chat
-    return replace(chat, thinking="on" if all(own.values()) else "off")
+    own_thinking = "on" if all(own.values()) else "off"
+    return replace(chat, thinking=own_thinking) if chat.thinking == "default" else chat
 
 
 def questions(

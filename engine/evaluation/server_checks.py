@@ -1,14 +1,16 @@
 """What a server has to do besides giving the right tokens; asked over HTTP, as clients ask.
 
-Checks of `DOORS` and `ANSWERS` are made where nothing is kept between requests, so that the same request
-must give the same tokens bit by bit; those of `KEEPING` where idle sessions are kept for a short while.
+For `DOORS` and `ANSWERS` nothing is kept between requests, so that the same request must give the same
+tokens; for `KEEPING` idle sessions are kept for a short while.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import nan
 from threading import Barrier
 from time import monotonic, sleep
 from typing import Any
@@ -17,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 from engine.evaluation.server_client import (
+    CHAT_PATH,
     TEXT_PATH,
     Answer,
     Answered,
@@ -35,7 +38,8 @@ LONG = 512  # tokens of an answer that is left before its end
 SEEN = 3  # events of a stream before its client goes
 PATIENCE_S, POLL_S = 30.0, 0.05
 PROMPT_FIELDS = ("messages", "chat_template_kwargs", "prompt")
-SHOWN = ("requests_active", "requests_admitted", "sessions_idle", "kv_cache_bytes")
+QUIET = ("requests_active", "requests_admitted", "kv_cache_bytes_active")
+STATES = {"quiet": QUIET, "empty": (*QUIET, "sessions_idle", "kv_cache_bytes_idle")}  # all of these are 0
 SLACK = 2**20  # bytes: kept graphs and small change
 
 
@@ -65,7 +69,6 @@ class Examinee:
         return whole_answer(asked, self.client.fetch(asked.path, asked.fields | REPEATABLE | changes))
 
     def ask_at_once(self) -> list[Answer]:
-        """The answers to the chosen questions, all asked at the same moment."""
         gate = Barrier(self.clients)
 
         def ask(asked: Question) -> Answer:
@@ -83,46 +86,31 @@ class Examinee:
         following = Question(name, TEXT_PATH, fields | {"prompt": fitting}, fitting)
         return self.ask(following, max_tokens=1).usage.prompt_tokens_details.cached_tokens
 
-    def wait_until(self, what: str, met: Callable[["ServerMetrics"], bool]) -> "ServerMetrics":
-        """The metrics as soon as a condition is met; ServerFault where it is not met for long."""
+    def wait_until(self, state: str) -> dict[str, float]:
+        """The metrics as soon as the server is in one of `STATES`; ServerFault where it takes too long."""
         sleep(2 * STATS_S)  # figures that are older may say what was before
         until = monotonic() + PATIENCE_S
         while True:
             reply = self.client.fetch("/metrics")
             if reply.status != 200:
                 raise ServerFault(f"/metrics answered {reply.status}")
-            if met(found := ServerMetrics(str(reply.body))):
+            found = metrics_of(str(reply.body))
+            left = [f"{name} {found.get(name, nan):,.0f}" for name in STATES[state] if found.get(name, nan)]
+            if not left:
                 return found
             if monotonic() > until:
-                figures = ", ".join(f"{name} {found[name]:,.0f}" for name in SHOWN)
-                raise ServerFault(f"after {PATIENCE_S:.0f} s still not {what}: {figures}")
+                raise ServerFault(f"after {PATIENCE_S:.0f} s still not {state}: {', '.join(left)}")
             sleep(POLL_S)
 
-    def wait_until_empty(self) -> "ServerMetrics":
-        return self.wait_until(
-            "empty",
-            lambda found: found.quiet and not (found["sessions_idle"] or found["kv_cache_bytes_idle"]),
-        )
 
-
-class ServerMetrics(dict[str, float]):
-    """Prometheus' figures, summed over their labels, and those of each state with its name behind theirs."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        for sample in (each for family in text_string_to_metric_families(text) for each in family.samples):
-            name = sample.name.removeprefix("kakeya_")
-            states = [f"_{state}"] if (state := sample.labels.get("state")) else []
-            for part in ("", *states):
-                self[name + part] = self.get(name + part, 0.0) + sample.value
-
-    def __missing__(self, name: str) -> float:
-        raise ServerFault(f"/metrics does not tell {name}")
-
-    @property
-    def quiet(self) -> bool:
-        """Whether no request is served, and no bytes are held for one."""
-        return not (self["requests_active"] or self["requests_admitted"] or self["kv_cache_bytes_active"])
+def metrics_of(text: str) -> dict[str, float]:
+    """Prometheus' figures summed over their labels, each state's apart."""
+    found: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            state = sample.labels.get("state")
+            found[sample.name.removeprefix("kakeya_") + (f"_{state}" if state else "")] += sample.value
+    return dict(found)
 
 
 def health(server: Examinee) -> None:
@@ -135,11 +123,9 @@ def health(server: Examinee) -> None:
 def models(server: Examinee) -> None:
     """/v1/models lists the model, and has a card of it."""
     reply = server.client.fetch("/v1/models")
-    listed = (
-        [card.id for card in schema.ModelList.model_validate(reply.body).data] if reply.status == 200 else []
-    )
+    listed = [card.id for card in schema.ModelList.model_validate(reply.body).data]
     if server.model_id not in listed:
-        raise ServerFault(f"/v1/models says {reply.status} and does not list {server.model_id}")
+        raise ServerFault(f"/v1/models does not list {server.model_id}")
     if server.client.fetch(f"/v1/models/{server.model_id}").status != 200:
         raise ServerFault(f"/v1/models/{server.model_id} is not there")
 
@@ -186,13 +172,12 @@ def stream(server: Examinee) -> None:
 
 
 def _check_stream(server: Examinee, asked: Question, answer: Answer, *, with_usage: bool) -> None:
-    """One stream; ``with_usage`` asks for the usage, which has a chunk of its own."""
     options = {"stream": True, "stream_options": {"include_usage": with_usage}}
     with closing(server.client.stream(asked.path, asked.fields | REPEATABLE | options)) as events:
         documents = list(events)
     if documents[-1] is not None or None in documents[:-1]:
         raise ServerFault(f"{asked.identifier}: [DONE] is not at the end of the stream, alone")
-    kind = schema.ChatChunk if asked.of_chat else schema.TextCompletion
+    kind = schema.ChatChunk if asked.path == CHAT_PATH else schema.TextCompletion
     chunks: list[schema.ChatChunk | schema.TextCompletion] = [
         kind.model_validate(each) for each in documents[:-1]
     ]
@@ -232,20 +217,17 @@ def next_turn(server: Examinee) -> None:
 
 
 def gone(server: Examinee) -> None:
-    """A client that goes away in the middle leaves nothing behind; its answer is not decoded to its end.
-
-    How far it was decoded is told by how much of the whole answer its session holds.
-    """
+    """A client that goes away in the middle leaves nothing behind; its answer is not decoded to its end."""
     asked, context = server.shortest, server.model.context
     most = LONG if context is None else min(LONG, context - len(asked.tokens) - 2)
     endless = {"max_tokens": most, "logit_bias": {str(token): -100 for token in server.model.target.stops}}
     answer = server.ask(asked, **endless)
-    server.wait_until_empty()
+    server.wait_until("empty")
     fields = asked.fields | REPEATABLE | endless | {"stream": True}
     with closing(server.client.stream(asked.path, fields)) as events:
         for _ in range(SEEN):
             next(events)
-    server.wait_until("quiet", lambda found: found.quiet)
+    server.wait_until("quiet")
     held = server.held(asked, [*asked.tokens, *answer.tokens])
     if held >= len(asked.tokens) + len(answer.tokens) - 1:
         raise ServerFault(f"an answer of {len(answer.tokens)} tokens was decoded to its end for no client")
@@ -254,10 +236,10 @@ def gone(server: Examinee) -> None:
 def idle(server: Examinee) -> None:
     """Idle sessions are closed, and memory is what it was before more of the same requests."""
     server.ask_at_once()
-    before = server.wait_until_empty()["memory_bytes"]
+    before = server.wait_until("empty")["memory_bytes"]
     for _ in range(2):
         server.ask_at_once()
-    after = server.wait_until_empty()["memory_bytes"]
+    after = server.wait_until("empty")["memory_bytes"]
     if after > before + SLACK:
         raise ServerFault(f"{after - before:,.0f} bytes of memory were not given back")
 

@@ -1,7 +1,6 @@
 """The real server in this process, and a client that asks it over HTTP as any other does.
 
-It listens on a free port of 127.0.0.1 or, where a sandbox closes that, on a Unix socket in a new temporary
-folder, and has a random key. The tokens that it says it has read are compared with those of the prompt.
+It listens on a free port of 127.0.0.1 or, where a sandbox closes that, on a Unix socket in a new folder.
 """
 
 import json
@@ -47,10 +46,7 @@ class ServerFault(EngineError):
 def served(
     registry: Registry, serving: ServerSettings, find: ModelFinder, *, transport: str | None = None
 ) -> Iterator["Client"]:
-    """Run a server with a random key for as long as the block lasts, and end it as a signal would.
-
-    The default model is loaded before the block begins, in the engine's thread.
-    """
+    """Run a server that has loaded its default model for as long as the block lasts."""
     key = secrets.token_urlsafe(24)
     serving = replace(serving, keys=(key,), grace_s=GRACE_S)
     serving.check()
@@ -81,10 +77,7 @@ def served(
 
 @contextmanager
 def listening(transport: str | None = None) -> Iterator[tuple[socket.socket, int | str]]:
-    """A listening socket, and where it listens: a port of 127.0.0.1, or the path of a Unix socket.
-
-    A `transport` of None is the first of `TRANSPORTS` that works here; EngineError where none does.
-    """
+    """A socket that listens by this or the first of `TRANSPORTS` that works here, and its port or path."""
     refused = []
     for name in TRANSPORTS if transport is None else (transport,):
         with tempfile.TemporaryDirectory(prefix="kakeya-") as folder:
@@ -105,20 +98,13 @@ def listening(transport: str | None = None) -> Iterator[tuple[socket.socket, int
 
 
 def listen(transport: str, path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX if transport == "unix" else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.bind(path if transport == "unix" else (LOOPBACK, 0))
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    if transport == "unix":
+        return socket.create_server(path, family=socket.AF_UNIX)
+    return socket.create_server((LOOPBACK, 0))
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The status of HTTP that came back, and the body: JSON read, or text of another kind."""
-
     status: int
     body: Any
 
@@ -136,7 +122,6 @@ class Client:
         return "tcp" if isinstance(self.address, int) else "unix"
 
     def fetch(self, path: str, body: dict[str, Any] | None = None) -> Answered:
-        """What is at a path, or answers a JSON document."""
         with self._asked(path, body) as response:
             data = response.read()
         if response.headers.get_content_type() != "application/json":
@@ -196,29 +181,22 @@ class Question:
     fields: dict[str, Any]  # of the request
     tokens: list[int]  # of the prompt
 
-    @property
-    def of_chat(self) -> bool:
-        return self.path == CHAT_PATH
-
 
 @dataclass(frozen=True)
 class Answer:
     text: str  # as it was said, reasoning excepted
     split: bool  # whether reasoning or calls of tools are not in the text
     finish: str  # stop or length
+    tokens: list[int]
     usage: Usage
     provenance: Provenance
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.provenance.token_ids or []
 
 
 def whole_answer(asked: Question, reply: Answered) -> Answer:
     """The answer in a reply; ServerFault where it is a refusal, malformed, or belongs to another prompt."""
     if reply.status != 200:
         raise ServerFault(f"{asked.identifier} was answered with {reply.status}: {str(reply.body)[:300]}")
-    kind = ChatCompletion if asked.of_chat else TextCompletion
+    kind = ChatCompletion if asked.path == CHAT_PATH else TextCompletion
     try:
         read: ChatCompletion | TextCompletion = kind.model_validate(reply.body)
     except ValidationError as error:
@@ -235,7 +213,8 @@ def whole_answer(asked: Question, reply: Answered) -> Answer:
         text, split = message.content or "", bool(message.reasoning or message.tool_calls)
     else:
         text = read.choices[0].text
-    return Answer(text, split, "length" if finish == "length" else "stop", read.usage, read.x_kakeya)
+    finish, how = "length" if finish == "length" else "stop", read.x_kakeya
+    return Answer(text, split, finish, how.token_ids or [], read.usage, how)
 
 
 def check_counts(asked: Question, usage: Usage, how: Provenance) -> None:

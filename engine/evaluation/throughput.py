@@ -82,10 +82,7 @@ def measure_throughput(
         if has_steps:
             speculate(plainly, encoded[0], switches.max_tokens, plainly.new_draft_length())
 
-    def disturbed() -> str | None:
-        plain_rows, our_rows = (arm.samples for arm in arms)
-        return disturbance(plain_rows, our_rows, steps.samples)
-
+    disturbed = partial(disturbance, arms[0].samples, arms[-1].samples, steps.samples)
     evaluation.run(warm_up, watch=disturbed if is_timed and reason is None else None)
     if is_timed and switches.claim == "auto":
         reason = reason or busy(evaluation.watch.timed_load) or _unwatched(evaluation) or disturbed()
