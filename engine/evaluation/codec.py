@@ -30,7 +30,7 @@ ROWS = re.compile(r"x_([1-9][0-9]{0,5})")
 
 
 def codec_document(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    worst = max((entry["mse_ratio"] for entry in entries), key=lambda ratio: abs(ratio - 1))
+    worst = max((each["mse_ratio"] for each in entries), key=lambda ratio: abs(ratio - 1))
     return {
         "kind": "codec",
         "passed": all(entry["passed"] for entry in entries),

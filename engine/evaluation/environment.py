@@ -152,8 +152,7 @@ def _usage() -> tuple[float, float, dict[str, float]]:
     # A guest's time is part of `user` on Linux; what the host gave to others is `steal`.
     used = sum(getattr(cpu, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
     ours = own.user + own.system + own.children_user + own.children_system
-    listing = ("/bin/ps", "-A", "-c", "-o", "time=,comm=")
-    printed = printed_by(listing) if sys.platform == "darwin" else None
+    printed = printed_by(("/bin/ps", "-A", "-c", "-o", "time=,comm=")) if sys.platform == "darwin" else None
     return perf_counter(), used - ours, {} if printed is None else services_of(printed)
 
 

@@ -116,10 +116,9 @@ def settled(options: Options) -> Options:
         raise ConfigurationError(
             f"eval kv compares policies; give --policies {options.kv!r} in place of --kv"
         )
-    drafter = options.drafter
-    if drafter is None:
-        shipped = options.model is None or options.model.resolve() == SHIPPED_TARGET.resolve()
-        drafter = str(SHIPPED_DRAFTER) if shipped else "none"
+    shipped = options.model is None or options.model.resolve() == SHIPPED_TARGET.resolve()
+    default = str(SHIPPED_DRAFTER) if shipped else "none"
+    drafter = default if options.drafter is None else options.drafter
     fixed = drafter != "none" and options.block == "auto"
     return replace(options, drafter=drafter, block=BLOCK if fixed else options.block)
 

@@ -61,10 +61,7 @@ def measure(
     journal: Journal | None = None,
     watch: Callable[[], str | None] | None = None,
 ) -> Measured:
-    """Fill the arms of all runs, ``batch`` prompts per turn.
-
-    ``watch``, called after every turn, may give a reason to start over, at most `RESTARTS` times.
-    """
+    """Fill the arms; ``watch``, called after every turn, may give a reason to start over `RESTARTS` times."""
     measured = Measured(restarts=list(journal.restarts) if journal else [])
     kept = deque(journal.kept if journal else ())
     total = sum(len(run.prompts) for run in runs)
@@ -320,7 +317,6 @@ def models(engine: Engine) -> dict[str, Model]:
 
 
 def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any) -> dict[str, Any]:
-    """Every switch of the run, flat; ``switches`` is the evaluation's own dataclass."""
     options = engine.options
     return {
         "command": command,

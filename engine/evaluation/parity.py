@@ -164,10 +164,7 @@ class StoredArrays(dict[str, Array]):
         return ModelError(f"{self.file}: {problem}")
 
     def take(self, name: str, kinds: str, *shape: int | None, finite: bool = True) -> Array:
-        """An array of one of numpy's `kinds` of types; reals become float32.
-
-        A size of None may be any but 0. Stored outputs need not be `finite`: then they fail the comparison.
-        """
+        """An array of one of numpy's `kinds`; a size of None may be any but 0, reals become float32."""
         if name not in self:
             raise ModelError(f"{self.file} lacks {name}")
         value = self[name]
@@ -232,15 +229,10 @@ class Case:
                 path = likeliest_path(network.candidate_selector(hidden[0, 1:], logits[0, 1:], bonus)).tokens
                 path_equal = bool(np.array_equal(np.array(path), arrays[f"round{number}_path"][0]))
             ours, reference = on_host(logits), arrays[f"round{number}_logits"]
-            yield RoundParity(
-                case=self.name,
-                round=number,
-                hidden_max_abs=largest_difference(on_host(hidden), arrays[f"round{number}_hidden"]),
-                logits_max_abs=largest_difference(ours, reference),
-                argmax_agreement=float((ours.argmax(-1) == reference.argmax(-1)).mean()),
-                path_equal=path_equal,
-                rows=len(block),
-            )
+            hidden_max = largest_difference(on_host(hidden), arrays[f"round{number}_hidden"])
+            logits_max = largest_difference(ours, reference)
+            equal = float((ours.argmax(-1) == reference.argmax(-1)).mean())
+            yield RoundParity(self.name, number, hidden_max, logits_max, equal, path_equal, len(block))
 
     def _ours(self, name: str, rows: Any = slice(None)) -> mx.array:
         return mx.array(self.arrays[name][rows]).astype(self.dtype)
@@ -498,14 +490,8 @@ def measure_parity(
     else:
         prompts = load_prompts(switches.prompts, switches.limit)
         target = open_target(switches.model, switches.dtype)
-        parity = compare_target(
-            target,
-            prompts,
-            switches.max_tokens,
-            switches.prefill_chunk,
-            tolerance=switches.tolerance,
-            progress=progress,
-        )
+        most, chunk = switches.max_tokens, switches.prefill_chunk
+        parity = compare_target(target, prompts, most, chunk, tolerance=switches.tolerance, progress=progress)
         models["target"], reference = target_card(target), plain_reference()
         own = {name: getattr(switches, name) for name in ("prompts", "limit", "max_tokens", "prefill_chunk")}
         own["command"] = "parity --target"

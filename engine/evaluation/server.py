@@ -93,8 +93,8 @@ class Offer:
                 f"{entry.name} is decoded by the engine {entry.engine}, which tells no rounds; "
                 "only models of this engine can be compared"
             )
-        named = f"{entry.name}@{found.name}"
-        return cls(replace(registry, entries=(entry,), default=entry.name), entry, found, named)
+        alone = replace(registry, entries=(entry,), default=entry.name)
+        return cls(alone, entry, found, f"{entry.name}@{found.name}")
 
 
 class ChecksFailed(EngineError):

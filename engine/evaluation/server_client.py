@@ -218,7 +218,6 @@ def whole_answer(asked: Question, reply: Answered) -> Answer:
 
 
 def check_counts(asked: Question, usage: Usage, how: Provenance) -> None:
-    """Raise ServerFault where usage and provenance do not belong to a question, or to each other."""
     read, written = how.prompt_token_ids, how.token_ids
     if read != asked.tokens:
         raise ServerFault(f"{asked.identifier}: the server read other tokens than the prompt's")

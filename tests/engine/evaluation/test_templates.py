@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.prompts import Prompt, answer_of, raw_prompt
-from engine.generate import ChatSwitches, chat_tokens, tokens_of
+from engine.evaluation.prompts import Prompt, answer_of, raw_prompt, tokens_of
+from engine.generate import ChatSwitches, chat_tokens
 from tests.engine import tiny
 
 TURNS = [("user", "hi")]
@@ -73,9 +73,7 @@ def test_a_text_becomes_a_users_turn_where_it_is_to_be_one(tmp_path: Path):
     tokenizer = tokenizer_with(tmp_path, PLAIN)
 
     def shown(prompt: Prompt, **switches: Any) -> str:
-        return str(
-            tokenizer.decode(tokens_of(prompt.content, tokenizer, ChatSwitches(**switches), prompt.id))
-        )
+        return str(tokenizer.decode(tokens_of(prompt, tokenizer, ChatSwitches(**switches))))
 
     assert shown(raw_prompt("hi"), chat=True) == shown(raw_prompt(TURNS)) == "<user>hi<assistant>"
     assert shown(raw_prompt("hi"), channel_prefix="x") == "hi"
