@@ -20,6 +20,7 @@ from mlx_lm.utils import load_config, load_model, load_tokenizer
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, ModelError, wrap_errors
+from engine.networks.dflash import DFlash
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.target.folder import (
@@ -108,16 +109,29 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
 
 def load_drafter(path: Path, target: Target, dtype: str | None = None) -> LoadedDrafter:
     """Load the folder of a DFlash or DFlash 2 drafter and bind it to a target."""
-    wanted = dtype_of(dtype)
-    files = weight_files(path)
-    config = read_json(path / "config.json")
-    check_depth(path / "config.json", config, tensor_shapes(files))
-    network = opened(path, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
-    fill_network(path, files, network, config.get("quantization"))
-    make_ready(path, network, wanted)
+    network, files = load_network(path, dtype)
     drafter: Drafter = BlockDrafter(network)
     drafter.bind(target)
     return LoadedDrafter(drafter, card_of(path, files, network))
+
+
+def load_network(path: Path, dtype: str | None) -> tuple[DFlash, list[Path]]:
+    """Load the network of a DFlash or DFlash 2 drafter; return it and its weight files."""
+    wanted = dtype_of(dtype)
+    files, file = weight_files(path), path / "config.json"
+    config = read_json(file)
+    check_depth(file, config, tensor_shapes(files))
+
+    def build() -> DFlash:
+        try:
+            return build_network(DFlashConfig.from_dict(config))
+        except ModelError as error:
+            raise ModelError(f"{file}: {error}") from None
+
+    network: DFlash = opened(path, "config.json", build)
+    fill_network(path, files, network, config.get("quantization"))
+    make_ready(path, network, wanted)
+    return network, files
 
 
 def fill_network(
