@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
-from rich.table import Table
 
 from engine.cli.options import PATH, group, option
 from engine.errors import ConfigurationError
@@ -107,57 +105,53 @@ def _progress() -> Callable[[int, int, str, str], None]:
 
 def article_table(document: dict[str, Any]) -> None:
     """Print the article's rows as it has them."""
-    table = _table(
-        "memory, the original article: ANALYTIC, not measured",
-        "batch", "context", "net bytes a token", "ratio",
-    )  # fmt: skip
-    for row in document["rows"]:
-        texts = row["net_bytes_per_token_text"], row["ratio_text"]
-        table.add_row(str(row["batch"]), f"{row['context']:,}", *texts)
-    console = Console()
-    console.print(table)
-    console.print(document["formula"])
-    console.print(f"left out: {'; '.join(document['left_out'])}")
+    from engine.cli.tables import print_line, print_table
+
+    rows = (
+        (str(row["batch"]), f"{row['context']:,}", row["net_bytes_per_token_text"], row["ratio_text"])
+        for row in document["rows"]
+    )
+    columns = ("batch", "context", "net bytes a token", "ratio")
+    print_table("memory, the original article: ANALYTIC, not measured", columns, rows)
+    print_line(document["formula"])
+    print_line(f"left out: {'; '.join(document['left_out'])}")
 
 
 def prediction_table(document: dict[str, Any]) -> None:
     """Print policies side by side, the layers of a single one, and what comes on top of the caches."""
+    from engine.cli.tables import print_line, print_table
+
     rows, batch = document["rows"], document["batch"]
-    columns = ["policy", "context", "caches", "a sequence", "bytes a token", "against native"]
-    if batch == 1:
-        columns.remove("a sequence")
-    table = _table("memory of caches: ANALYTIC, predicted from shapes, not measured", *columns)
-    for row in rows:
-        texts = {
-            "policy": row["kv"],
-            "context": f"{row['context']:,}",
-            "caches": size(row["cache_bytes"]),
-            "a sequence": size(row["bytes_per_sequence"]),
-            "bytes a token": f"{row['bytes_per_token']:,.1f}",
-            "against native": f"{row['ratio_to_native']:.2f}×",
-        }
-        table.add_row(*(texts[column] for column in columns))
-    console = Console()
-    console.print(table)
+    each = ("a sequence",) if batch > 1 else ()
+    columns = ("|policy", "context", "caches", *each, "bytes a token", "against native")
+    shown = [
+        (
+            *(row["kv"], f"{row['context']:,}", size(row["cache_bytes"])),
+            *(size(row["bytes_per_sequence"]) for _ in each),
+            *(f"{row['bytes_per_token']:,.1f}", f"{row['ratio_to_native']:.2f}×"),
+        )
+        for row in rows
+    ]
+    print_table("memory of caches: ANALYTIC, predicted from shapes, not measured", columns, shown)
     for kind in rows[0]["layers"] if len(rows) == 1 else ():
-        console.print(f"{kind['layers']:3d} × {kind['holds']} ({kind['cache']}): {size(kind['bytes'])}")
-    console.print(
+        print_line(f"{kind['layers']:3d} × {kind['holds']} ({kind['cache']}): {size(kind['bytes'])}")
+    print_line(
         f"{batch} {'sequence' if batch == 1 else 'sequences'}, rounds of {document['block']}, "
         f"prompts in chunks of {document['prefill_chunk']}"
     )
     shorter = {row["context"]: row["block"] for row in rows if row["block"] < document["block"]}
     for context, block in shorter.items():
-        console.print(f"a prompt of {context:,} leaves {f'a round of {block}' if block else 'no round'}")
-    console.print(
+        print_line(f"a prompt of {context:,} leaves {f'a round of {block}' if block else 'no round'}")
+    print_line(
         f"weights: {size(document['weights_bytes'])} in {document['dtype']} "
         f"({document['dtype_from']}), from {document['weights_from']}"
     )
     if document["drafter"] is not None:
         states = " / ".join(dict.fromkeys(size(row["drafter_state_bytes"]) for row in rows))
-        console.print(f"drafter: weights {size(document['drafter']['weights_bytes'])}, state {states}")
+        print_line(f"drafter: weights {size(document['drafter']['weights_bytes'])}, state {states}")
     for policy, reason in document["refused"].items():
-        console.print(f"not for this model: {policy} ({reason})")
-    console.print(f"left out: {'; '.join(document['left_out'])}")
+        print_line(f"not for this model: {policy} ({reason})")
+    print_line(f"left out: {'; '.join(document['left_out'])}")
 
 
 def size(count: int) -> str:
@@ -168,11 +162,3 @@ def size(count: int) -> str:
             break
         value, unit = value / 1024, larger
     return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        policy = column == "policy"
-        table.add_column(column, justify="left" if policy else "right", overflow="fold", no_wrap=policy)
-    return table

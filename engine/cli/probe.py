@@ -25,12 +25,12 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
     from engine.device import prepare
 
     runtime = prepare()
-    from engine.cli.tables import probe_figures, probe_table
+    from engine.cli.tables import probe_table
     from engine.evaluation.probe import advice, probe_machine
 
     report = probe_machine(runtime, request)
-    path = store(report, report_path)
-    hint = advice(runtime)
+    path, document, hint = store(report, report_path), report.document, advice(runtime)
     if not as_json:
-        probe_table(report.document, hint)
-    click.echo(json.dumps(probe_figures(report.document) | {"advice": hint, "report": str(path)}))
+        probe_table(document, hint)
+    line = {"kind": "probe", **document["configuration"], "environment": document["environment"]}
+    click.echo(json.dumps(line | {"advice": hint, "report": str(path)}))
