@@ -49,23 +49,22 @@ def shared(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def name_of(arm: Arm, row: Sample) -> str:
-    """A row as findings name it."""
     return f"{arm.name}/{row.prompt_id}"
 
 
 def check_set(arm: Arm, prompts: Mapping[str, EncodedPrompt]) -> Iterator[ReplayFinding]:
     """Find whether an arm ran just the prompts that its configuration gives, in their order."""
     ran, wanted = [row.prompt_id for row in arm.samples], list(prompts)
-    for name in prompts.keys() - ran:
-        yield finding(
-            f"{arm.name}/{name}", "prompts", "the configuration asks for this prompt; it has no row"
-        )
+    faults = dict.fromkeys(prompts.keys() - ran, "the configuration asks for this prompt; it has no row")
     for name in Counter(ran) - Counter(wanted):
-        times = f"{ran.count(name)} rows are of this prompt; the configuration gives {wanted.count(name)}"
-        yield finding(f"{arm.name}/{name}", "prompts", times)
-    if ran != wanted and sorted(ran) == sorted(wanted):
+        faults[name] = (
+            f"{ran.count(name)} rows are of this prompt; the configuration gives {wanted.count(name)}"
+        )
+    if not faults and ran != wanted:
         first = next(one for one, other in zip(ran, wanted, strict=True) if one != other)
-        yield finding(f"{arm.name}/{first}", "prompts", "the rows are not in the order of the prompts")
+        faults[first] = "the rows are not in the order of the prompts"
+    for name, fault in faults.items():
+        yield finding(f"{arm.name}/{name}", "prompts", fault)
 
 
 def check_row(
@@ -73,14 +72,18 @@ def check_row(
 ) -> Iterator[ReplayFinding]:
     """Find what of a row does not follow from its prompt and its tokens."""
     where, prompt, tokenizer = name_of(arm, row), asked.prompt, target.tokenizer
-    said = row.model_dump(exclude={"rounds", "tokens"})
-    computed: dict[str, Any] = {
-        "prompt_sha256": tokens_digest(asked.tokens),
-        "source_sha256": prompt.source_sha256,
-        "prompt_tokens": len(asked.tokens),
-        "instruction_sha256": text_digest(prompt.instruction),
-    }
-    yield from differences(where, "prompts", {name: said[name] for name in computed}, computed)
+    said = row.model_dump(exclude={"rounds", "tokens"}) | {"tokens": len(row.tokens)}
+
+    def unlike(check: Check, **computed: Any) -> Iterator[ReplayFinding]:
+        return differences(where, check, {name: said[name] for name in computed}, computed)
+
+    yield from unlike(
+        "prompts",
+        prompt_sha256=tokens_digest(asked.tokens),
+        source_sha256=prompt.source_sha256,
+        prompt_tokens=len(asked.tokens),
+        instruction_sha256=text_digest(prompt.instruction),
+    )
     if outside := [token for token in row.tokens if token >= target.target.vocab_size]:
         message = f"token {outside[0]} is not one of the model's {target.target.vocab_size}"
         yield finding(where, "rows", message)
@@ -89,22 +92,21 @@ def check_row(
     stops = Stops(ends, stop_texts, tokenizer if stop_texts else None)
     stops.start(asked.tokens)
     end = stops.find(row.tokens)
-    computed = {
-        "tokens_sha256": tokens_digest(row.tokens),
-        "tokens": asked.limit if end is None else min(end, asked.limit),
-        "finish_reason": "length" if end is None else "stop",
-    }
-    said["tokens"] = len(row.tokens)
-    yield from differences(where, "rows", {name: said[name] for name in computed}, computed)
+    yield from unlike(
+        "rows",
+        tokens_sha256=tokens_digest(row.tokens),
+        tokens=asked.limit if end is None else min(end, asked.limit),
+        finish_reason="length" if end is None else "stop",
+    )
     text = text_of(tokenizer, row.tokens, Stops(ends, stop_texts, tokenizer), asked.tokens)
     answer = answer_of(tokenizer, asked.tokens, text)
-    computed = {"text": text, "answer_text": None if answer == text else answer}
     needle: dict[str, Any] = {}
     if prompt.needle is not None and prompt.text is not None:
         needle = needle_fields(prompt.needle, prompt.text, answer, text)
     hidden = said["needle"] or {}
-    computed["hit"], said["hit"] = needle.pop("hit", None), hidden.pop("hit", None)
-    yield from differences(where, "text", {name: said[name] for name in computed}, computed)
+    said["hit"] = hidden.pop("hit", None)
+    stripped, hit = None if answer == text else answer, needle.pop("hit", None)
+    yield from unlike("text", text=text, answer_text=stripped, hit=hit)
     yield from differences(where, "prompts", hidden, needle)
     if row.rounds and kept_by(row.rounds, len(row.tokens)) is None:
         message = f"{len(row.rounds)} rounds do not give {len(row.tokens)} tokens"
