@@ -25,20 +25,17 @@ def finding(where: str, check: Check, message: str) -> ReplayFinding:
 
 
 def differences(
-    where: str, check: Check, said: Mapping[str, Any], found: Mapping[str, Any], near: float = 0.0
+    where: str, check: Check, pairs: Mapping[str, tuple[Any, Any]], near: float = 0.0
 ) -> Iterator[ReplayFinding]:
-    """Find values that the report gives otherwise than computed; numbers may differ by the share `near`."""
-    for name in dict.fromkeys([*said, *found]):
-        one: Any = said.get(name)
-        other: Any = found.get(name)
+    """Find values (reported, computed) that are not equal; numbers may differ by the share `near`."""
+    for name, (one, other) in pairs.items():
         if one == other or (near and abs(one - other) <= near * max(abs(one), abs(other))):
             continue
-        start = 0
-        if isinstance(one, str) and isinstance(other, str):
-            start = max(shared(one, other) - BEFORE, 0)
-            one, other = one[start:], other[start:]
+        texts = [each if isinstance(each, str) else str(each) for each in (one, other)]
+        is_text = isinstance(one, str) and isinstance(other, str)
+        start = max(shared(one, other) - BEFORE, 0) if is_text else 0
         at = f" from character {start}" if start else ""
-        reported, computed = (shown(each if isinstance(each, str) else str(each)) for each in (one, other))
+        reported, computed = (shown(text[start:]) for text in texts)
         yield finding(where, check, f"{name}{at}: reported {reported}, computed {computed}")
 
 
@@ -56,10 +53,8 @@ def check_set(arm: Arm, prompts: Mapping[str, EncodedPrompt]) -> Iterator[Replay
     """Find whether an arm ran just the prompts that its configuration gives, in their order."""
     ran, wanted = [row.prompt_id for row in arm.samples], list(prompts)
     faults = dict.fromkeys(prompts.keys() - ran, "the configuration asks for this prompt; it has no row")
-    for name in Counter(ran) - Counter(wanted):
-        faults[name] = (
-            f"{ran.count(name)} rows are of this prompt; the configuration gives {wanted.count(name)}"
-        )
+    for name, more in (Counter(ran) - Counter(wanted)).items():
+        faults[name] = f"{more} rows more are of this prompt than the configuration gives"
     if not faults and ran != wanted:
         first = next(one for one, other in zip(ran, wanted, strict=True) if one != other)
         faults[first] = "the rows are not in the order of the prompts"
@@ -75,7 +70,7 @@ def check_row(
     said = row.model_dump(exclude={"rounds", "tokens"}) | {"tokens": len(row.tokens)}
 
     def unlike(check: Check, **computed: Any) -> Iterator[ReplayFinding]:
-        return differences(where, check, {name: said[name] for name in computed}, computed)
+        return differences(where, check, {name: (said[name], value) for name, value in computed.items()})
 
     yield from unlike(
         "prompts",
@@ -107,7 +102,8 @@ def check_row(
     said["hit"] = hidden.pop("hit", None)
     stripped, hit = None if answer == text else answer, needle.pop("hit", None)
     yield from unlike("text", text=text, answer_text=stripped, hit=hit)
-    yield from differences(where, "prompts", hidden, needle)
+    both = {name: (hidden.get(name), needle.get(name)) for name in {**hidden, **needle}}
+    yield from differences(where, "prompts", both)
     if row.rounds and kept_by(row.rounds, len(row.tokens)) is None:
         message = f"{len(row.rounds)} rounds do not give {len(row.tokens)} tokens"
         yield finding(where, "rounds", message)
