@@ -14,12 +14,7 @@ from engine.errors import ConfigurationError
 @click.argument("model_id", metavar="[ID]", required=False)
 @registry_options
 @option("--system", "A system turn before the conversation.")
-@option(
-    "--thinking",
-    "Whether a reasoning model reasons; default leaves it to the registry.",
-    "default",
-    metavar="default|on|off",
-)
+@option("--thinking", "Whether a model reasons: on, off, or as the registry has it.", "default")
 @option("--max-tokens", "Tokens of an answer, at most.", 1024)
 @sampling_options
 @option("--block", "Tokens a verify forward, or auto [default: the registry's].")
@@ -65,9 +60,8 @@ def command(
         thinking=values["thinking"],
     )
     options.check()
-    logging.getLogger("transformers").setLevel(
-        logging.ERROR
-    )  # it warns of long prompts, which are refused here
+    # it warns of long prompts, which are refused here
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     registry = take_registry(values)
     model_id = model_id or registry.default
     screen, lines = Screen(as_json=as_json, stats=stats), InputLines(quiet=as_json)

@@ -21,8 +21,18 @@ from engine.cli.evaluation_options import (
     set_options,
     take_haystack,
 )
-from engine.cli.options import flag, folder_options, option, report_options, take_registry, take_request
+from engine.cli.options import (
+    flag,
+    folder_options,
+    option,
+    report_options,
+    several,
+    take_registry,
+    take_request,
+)
 from engine.cli.reports import store
+
+SPEED_CLAIMS = ("speedup", "no-slowdown", "identity")
 
 
 @click.group("eval", context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,10 +42,7 @@ def command() -> None:
 
 @command.command("throughput")
 @set_options
-@claim_option(
-    "What to claim in addition to identical output; auto: a speed-up where blocks are cheap.",
-    *("speedup", "no-slowdown", "identity"),
-)
+@claim_option("Claim besides identical output; auto: a speed-up where blocks are cheap.", *SPEED_CLAIMS)
 @option("--min-speedup", "Speed-up to claim.", 1.0)
 @option("--min-stops", "Also claim that this share of the texts, 0.5 to 1, ends at a stop token.", type=float)
 @flag("--ignore-stops", "Add an arm that decodes past stop tokens up to --max-tokens, to compare.")
@@ -58,18 +65,11 @@ def throughput(**values: Any) -> None:
 
 
 @command.command("recall")
-@option(
-    "--prompts",
-    "The shipped set, a FILE.jsonl with needles, or generated, which takes the shipped set's place "
-    "with --chat and --kv restored.",
-    "retrieval",
-)
+@option("--prompts", "The shipped set, a FILE.jsonl with needles, or generated.", "retrieval")
 @option("--limit", "At most so many prompts [default: all].", type=int)
 @option("--max-tokens", "Tokens to generate a prompt.", 16)
 @seed_option("Of generated prompts; of others their order, 0 as in the file")
-@claim_option(
-    "Claim that nothing is lost beside the oracle; auto: where --kv is native or sliding-bounded.", "parity"
-)
+@claim_option("Claim that nothing is lost; auto: where --kv is native or sliding-bounded.", "parity")
 @option("--min-recall", "Also claim this recall.", type=float)
 @option("--batch", "Decode so many prompts together (not the oracle's).", 1)
 @haystack_options(
@@ -80,6 +80,8 @@ def throughput(**values: Any) -> None:
 @common_options
 def recall(**values: Any) -> None:
     """Needle in a haystack, with the plain model as oracle and prompts without the needle as control.
+
+    With --chat and --kv restored generated prompts take the place of the shipped set.
 
     \b
     Examples:
@@ -119,9 +121,7 @@ def recall(**values: Any) -> None:
 
 
 @command.command("kv")
-@option(
-    "--policies", "What --kv takes, several of them [default: one or two of every kind].", metavar="'SPEC …'"
-)
+@option("--policies", "What --kv takes [default: one or two of every kind].", metavar="'SPEC …'")
 @haystack_options(
     "Tokens of a retrieval prompt [default: 440].",
     "Shares of the haystack before the needle [default: 0,0.2,0.4,0.6,0.8].",
@@ -132,18 +132,10 @@ def recall(**values: Any) -> None:
 @option("--speed-prompts", "A set or FILE.jsonl without needles, for drafts and speed; or none.", "code")
 @option("--speed-limit", "At most so many of them.", 8)
 @option("--max-tokens", "Tokens to generate for one of them.", 64)
-@option(
-    "--claim-parity",
-    "Claim that this policy recalls what the oracle recalls (several times; with --speed-prompts none).",
-    multiple=True,
-    metavar="SPEC",
+@several(
+    "--claim-parity", "Claim the oracle's recall of a policy; with --speed-prompts none.", metavar="SPEC"
 )
-@option(
-    "--claim-bytes",
-    "Claim that this policy's caches hold at most so many bytes (several times).",
-    multiple=True,
-    metavar="SPEC=BYTES",
-)
+@several("--claim-bytes", "Claim that a policy's caches hold no more.", metavar="SPEC=BYTES")
 @common_options
 def kv(**values: Any) -> None:
     """Shoot-out of KV policies: stored bits, memory, distortion, recall, acceptance and speed.
@@ -176,11 +168,7 @@ def kv(**values: Any) -> None:
 
 @command.command("quality")
 @set_options
-@claim_option(
-    "Identical output but for rounding ties, or a share of equal outputs; auto: identity where --kv is "
-    "native.",
-    *("identity", "match"),
-)
+@claim_option("Identity (but for ties) or a share; auto: identity if --kv is native.", "identity", "match")
 @option("--min-match", "With --claim match: the share to claim.", type=float)
 @common_options
 def quality(**values: Any) -> None:
@@ -213,7 +201,7 @@ def quality(**values: Any) -> None:
 @chat_options
 @option(
     "--transport",
-    "A port of 127.0.0.1, or a Unix socket [default: the first that may be used here].",
+    "Of 127.0.0.1, or a Unix socket [default: what may be used].",
     type=click.Choice(["tcp", "unix"]),
 )
 @report_options

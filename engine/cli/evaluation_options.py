@@ -24,6 +24,7 @@ from engine.cli.reports import state_folder, store
 from engine.errors import ConfigurationError
 from evidence_format.text import text_digest
 
+THINKING = click.Choice(["default", "on", "off"])
 Document = dict[str, Any]
 Table = Callable[[Document], None]
 
@@ -41,23 +42,13 @@ set_options = group(
 )
 chat_options = group(
     flag("--chat", "Send texts through the chat template, as a user's turn."),
-    option(
-        "--thinking",
-        "Tell the chat template whether to reason; refused where it has no such switch.",
-        "default",
-        type=click.Choice(["default", "on", "off"]),
-    ),
+    option("--thinking", "Tell the chat template whether to reason.", "default", type=THINKING),
 )
 common_options = group(
     chat_options,
     option("--channel-prefix", "Begin the model's turn with this, e.g. '<|channel|>final<|message|>'."),
     option("--system", "Put a system turn before every conversation."),
-    option(
-        "--journal",
-        "Keep finished rows here until the report is written "
-        "[default: REPORT.partial.jsonl, or a file in the state folder].",
-        type=FILE,
-    ),
+    option("--journal", "Keep finished rows here [default: by --report, else in state folder].", type=FILE),
     option("--resume/--no-resume", "Go on with the journal of an interrupted run, or delete it.", True),
     engine_options,
     report_options,

@@ -10,30 +10,25 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from engine.cli.options import PATH, group, option
+from engine.cli.options import PATH, dtype_option, json_option, option, several
 from engine.errors import ConfigurationError
 
 QUIET_S = 2.0  # seconds until progress is worth a line
-KV_HELP = (
-    "Which keys and values are kept, and how, as for generate; several times, or 'all' [default: native]."
-)
 USAGE = "give --table article, or --context N (and --model FOLDER); see kakeya_engine memory --help"
 
 
 @click.command("memory")
-@group(
-    option("--table", "Print a published table from its formula.", type=click.Choice(["article"])),
-    option("--model", "Folder of the model, config.json will do [default: shipped].", type=PATH),
-    option("--kv", KV_HELP, multiple=True, metavar="POLICY"),
-    option("--batch", "Sequences decoded together.", 1),
-    option("--context", "Tokens of each prompt; one round follows them.", metavar="N[,N]"),
-    option("--block", "Tokens a verify forward; auto: as the drafter was made for, 1 without one.", "auto"),
-    option("--prefill-chunk", "Prompt tokens a forward.", 2048),
-    option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."),
-    option("--quantize", "Count the target's weights as packed on loading.", metavar="BITS[,GROUP]"),
-    option("--drafter", "Add the weights and the state of a drafter, as for generate.", metavar="SPEC"),
-)
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line.")
+@option("--table", "Print a published table from its formula.", type=click.Choice(["article"]))
+@option("--model", "Folder of the model, config.json will do [default: shipped].", type=PATH)
+@several("--kv", "As for generate, or 'all' [default: native].", metavar="POLICY")
+@option("--batch", "Sequences decoded together.", 1)
+@option("--context", "Tokens of each prompt; one round follows them.", metavar="N[,N]")
+@option("--block", "Tokens a verify forward; auto: as the drafter was made for, 1 without one.", "auto")
+@option("--prefill-chunk", "Prompt tokens a forward.", 2048)
+@dtype_option
+@option("--quantize", "Count the target's weights as packed on loading.", metavar="BITS[,GROUP]")
+@option("--drafter", "Add the weights and the state of a drafter, as for generate.", metavar="SPEC")
+@json_option
 def command(table: str | None, model: Path | None, as_json: bool, **values: Any) -> None:
     """Say how much memory keys and values would take. Nothing is loaded, computed or measured.
 
@@ -51,23 +46,20 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
     """  # noqa: D301 - click wants the character itself
     if table is not None:
         context = click.get_current_context()
-        others = [
-            parameter.opts[0]
-            for parameter in context.command.params
-            if parameter.name not in {"table", "as_json"}
-            and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        given = [
+            each.opts[0]
+            for each in context.command.params
+            if context.get_parameter_source(str(each.name)) is ParameterSource.COMMANDLINE
         ]
-        if others:
-            raise click.UsageError(
-                f"--table {table} takes no switch but --json; leave out {', '.join(others)}"
-            )
+        if others := ", ".join(flag for flag in given if flag not in ("--table", "--json")):
+            raise click.UsageError(f"--table {table} takes no switch but --json; leave out {others}")
         from engine.article import article_document
 
-        document = article_document()
+        document, show = article_document(), article_table
     else:
-        document = _predicted(model, **values)
+        document, show = _predicted(model, **values), prediction_table
     if not as_json:
-        (article_table if table is not None else prediction_table)(document)
+        show(document)
     click.echo(json.dumps(document, ensure_ascii=False))
 
 
@@ -156,9 +148,7 @@ def prediction_table(document: dict[str, Any]) -> None:
 
 def size(count: int) -> str:
     """Write bytes in the largest unit that leaves a whole number before the point."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.2f} {unit}"
+    return f"{count} B"

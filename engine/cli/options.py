@@ -40,6 +40,11 @@ def flag(name: str, help_text: str, *, dest: str | None = None) -> Callable[[F],
     return option(name, help_text, dest=dest, is_flag=True)
 
 
+def several(name: str, help_text: str, **more: Any) -> Callable[[F], F]:
+    """An option that may be given several times."""
+    return option(name, f"{help_text} (several times)", multiple=True, **more)
+
+
 dtype_option = option(
     "--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."
 )
@@ -60,26 +65,12 @@ engine_options = group(
         "native",
         metavar="POLICY",
     ),
-    option(
-        "--drafter-kv",
-        "How the drafter keeps its own keys and values: native, sink-window[:S,W], "
-        "affine[:BITS,GROUP] or rotated[:BITS,GROUP].",
-        "native",
-        metavar="POLICY",
-    ),
+    option("--drafter-kv", "The drafter's own: native, sink-window, affine or rotated, as --kv.", "native"),
     option("--quantize", "Pack the target's weights on loading.", metavar="BITS[,GROUP]"),
-    option(
-        "--projector", "Folder of the projector for restored:learned [default: the shipped one].", type=PATH
-    ),
+    option("--projector", "Folder for --kv restored:learned [default: the shipped one].", type=PATH),
     option("--prefill-chunk", "Prompt tokens a forward.", 2048),
     dtype_option,
-    option(
-        "--compile/--no-compile",
-        "Run short blocks as compiled graphs.",
-        True,
-        dest="compiled",
-        show_default=False,
-    ),
+    option("--compile/--no-compile", "Run short blocks as compiled graphs.", True, dest="compiled"),
     flag("--single-graph", "Diagnostic: evaluate draft and verify as one graph."),
 )
 sampling_options = group(
@@ -110,10 +101,7 @@ json_option = flag("--json", "Print nothing but one JSON line.", dest="as_json")
 report_options = group(
     json_option,
     option(
-        "--report",
-        "Write the evidence report here [default: a new file among the last reports].",
-        dest="report_path",
-        type=FILE,
+        "--report", "Write the report here [default: among the last ones].", dest="report_path", type=FILE
     ),
     binding_options,
 )

@@ -12,26 +12,17 @@ from engine.errors import EngineError
 
 
 @click.command("parity")
-@option(
-    "--golden",
-    "A case (config.json, model.safetensors, golden.npz; or target, drafter, golden.npz), or a folder "
-    "of cases.",
-    type=PATH,
-    metavar="DIR",
-)
+@option("--golden", "A case: a drafter, or target and drafter, with golden.npz; or cases.", type=PATH)
 @flag("--target", "Compare verify forwards of the target with single-token forwards.")
 @option("--model", "Folder of the target [default: shipped].", type=PATH)
 @option("--prompts", "With --target: a set, or a file.", "all")
 @option("--limit", "… at most so many of each kind.", 2)
 @option("--max-tokens", "… tokens of each text.", 48)
 @option("--prefill-chunk", "… prompt tokens a forward.", 2048)
-@option(
-    "--dtype", "Compute in float32, float16 or bfloat16 [default: float32; a target on Metal: as stored]."
-)
+@option("--dtype", "float32, float16 or bfloat16 [default: float32; a target on Metal: as stored].")
 @option(
     "--tolerance",
-    "Largest absolute difference of a hidden state or logit that passes [default: 1e-4 in float32, 0.25 "
-    "in float16, 1 in bfloat16; with a target in float32 1e-3].",
+    "Largest difference that passes [default: 1e-4, of a target 1e-3; float16 0.25, bfloat16 1].",
     type=float,
 )
 @option("--reference", "Name of the implementation behind --golden, for the report [default: as it says].")
@@ -94,13 +85,7 @@ def kv() -> None:
 
 
 @kv.command("codec")
-@option(
-    "--golden",
-    "An .npz of rows x_<D> and their stored round trips d4_q<Q>_<D>, e8_q<Q>_<D>.",
-    type=PATH,
-    required=True,
-    metavar="FILE",
-)
+@option("--golden", "An .npz: x_<D>, and round trips d4_q<Q>_<D>, e8_q<Q>_<D>.", type=PATH, required=True)
 @flag("--json", "Print nothing but the JSON line.", dest="as_json")
 def codec(golden: Path, as_json: bool) -> None:
     """Compare the lattice code with stored round trips of the codec it was published as.

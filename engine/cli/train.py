@@ -17,9 +17,7 @@ def command() -> None:
 
 @command.command("projector")
 @option("--model", "Folder of the target [default: shipped].", type=PATH)
-@option(
-    "--drafter", "Folder of its DFlash drafter [default: the shipped one for the shipped target].", type=PATH
-)
+@option("--drafter", "Folder of its DFlash drafter [default: the shipped target's].", type=PATH)
 @option("--out", "Folder to write.", type=PATH, required=True, metavar="FOLDER")
 @option("--layers", "Layers to restore, as behind --kv …@.", "full")
 @option("--sink", "First positions, which stay.", 4)
