@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import flag, option, registry_options, sampling_options, take_registry
+from engine.cli.options import flag, option, prepare, registry_options, sampling_options, take_registry
 from engine.errors import ConfigurationError
 
 
@@ -44,8 +44,6 @@ def command(
         raise click.UsageError("give either ID or --model")
     if system is not None and not system.strip():
         raise ConfigurationError("--system must not be empty")
-
-    from engine.device import prepare
 
     prepare()
     from engine.chat import ChatOptions, Conversation

@@ -25,6 +25,7 @@ from engine.cli.options import (
     flag,
     folder_options,
     option,
+    prepare,
     report_options,
     several,
     take_registry,
@@ -132,9 +133,7 @@ def recall(**values: Any) -> None:
 @option("--speed-prompts", "A set or FILE.jsonl without needles, for drafts and speed; or none.", "code")
 @option("--speed-limit", "At most so many of them.", 8)
 @option("--max-tokens", "Tokens to generate for one of them.", 64)
-@several(
-    "--claim-parity", "Claim the oracle's recall of a policy; with --speed-prompts none.", metavar="SPEC"
-)
+@several("--claim-parity", "Claim the oracle's recall of it; with --speed-prompts none.", metavar="SPEC")
 @several("--claim-bytes", "Claim that a policy's caches hold no more.", metavar="SPEC=BYTES")
 @common_options
 def kv(**values: Any) -> None:
@@ -201,7 +200,7 @@ def quality(**values: Any) -> None:
 @chat_options
 @option(
     "--transport",
-    "Of 127.0.0.1, or a Unix socket [default: what may be used].",
+    "127.0.0.1 or a Unix socket [default: usable].",
     type=click.Choice(["tcp", "unix"]),
 )
 @report_options
@@ -223,11 +222,7 @@ def server(
       kakeya_engine eval server --id demo@affine8
       kakeya_engine eval server --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
-    request = take_request(values)
-
-    from engine.device import prepare
-
-    runtime = prepare()
+    request, runtime = take_request(values), prepare()
     from engine.cli.progress import shown_progress
     from engine.cli.tables import checks_of, checks_table, server_table
     from engine.evaluation.prompts import load_prompts

@@ -16,6 +16,7 @@ from engine.cli.options import (
     flag,
     group,
     option,
+    prepare,
     report_options,
     take_engine,
     take_request,
@@ -123,13 +124,12 @@ class EvaluationCall:
     def __init__(self, values: dict[str, Any]) -> None:
         self._as_json, self._report_path = values.pop("as_json"), values.pop("report_path")
         self.request, self.options = take_request(values), take_engine(values)
-        from engine.device import prepare
+        self._runtime = prepare()
         from engine.generate import ChatSwitches
 
         chat = ("chat", "thinking", "channel_prefix", "system")
         self.chat = ChatSwitches(*(values.pop(name) for name in chat))
         self._journal = take_journal(values, self._report_path)
-        self._runtime = prepare()
 
     def run(self, measure: Callable[..., Any], table: Table, **more: Callable[[Document], Any]) -> None:
         """Measure, write the report, delete the journal, and `conclude`.

@@ -63,12 +63,8 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
     content = [("user", text)] if values.pop("chat") else text
     if text_only and as_json:
         raise click.UsageError("give either --text or --json")
-    request = common.take_request(values)
-    options = common.take_engine(values)
-
-    from engine.device import prepare
-
-    runtime = prepare()
+    request, options = common.take_request(values), common.take_engine(values)
+    runtime = common.prepare()
     from engine.config import open_engine
     from engine.generate import GenerateSwitches, encode, generate
 
@@ -102,6 +98,7 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
 
 
 def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
+    same = ("decode_tokens_per_s", "verify_rounds", "acceptance_length")
     return {
         "text": outcome.text,
         "finish_reason": outcome.finish,
@@ -109,9 +106,7 @@ def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
         "generated_tokens": len(outcome.tokens),
         "prefill_s": round(outcome.prefill_s, 7),
         "decode_s": round(outcome.decode_s, 7),
-        "decode_tokens_per_s": outcome.decode_tokens_per_s,
-        "verify_rounds": outcome.verify_rounds,
-        "acceptance_length": outcome.acceptance_length,
+        **{name: getattr(outcome, name) for name in same},
         "resident_bytes": outcome.resident_bytes + outcome.drafter_resident_bytes,
         "drafter_resident_bytes": outcome.drafter_resident_bytes,
         "path": outcome.path,

@@ -2,9 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import click
@@ -72,6 +70,7 @@ def _predicted(
         raise ConfigurationError(f"--context {context!r} is not a number, or a list such as 8192,32768")
     contexts = tuple(dict.fromkeys(int(number) for number in context.split(",")))
 
+    from engine.cli.progress import shown_progress
     from engine.memory import open_unloaded, predict
     from engine.target.loading import SHIPPED_TARGET
 
@@ -79,20 +78,8 @@ def _predicted(
     policies = values.pop("kv") or ("native",)
     if values["drafter"] == "none":
         values["drafter"] = None
-    return predict(unloaded, policies, contexts, _progress(), **values)
-
-
-def _progress() -> Callable[[int, int, str, str], None]:
-    """Show progress as a runner can follow it, once a prediction takes long."""
-    since, shown = monotonic(), False
-
-    def show(done: int, total: int, phase: str, detail: str) -> None:
-        nonlocal shown
-        shown = shown or monotonic() - since > QUIET_S
-        if shown:
-            click.echo(f"progress {done}/{total} {phase} {detail}", err=True)
-
-    return show
+    with shown_progress(QUIET_S) as progress:
+        return predict(unloaded, policies, contexts, progress, **values)
 
 
 def article_table(document: dict[str, Any]) -> None:

@@ -100,11 +100,16 @@ binding_options = group(
 json_option = flag("--json", "Print nothing but one JSON line.", dest="as_json")
 report_options = group(
     json_option,
-    option(
-        "--report", "Write the report here [default: among the last ones].", dest="report_path", type=FILE
-    ),
+    option("--report", "Write the report here [default: among the last].", dest="report_path", type=FILE),
     binding_options,
 )
+
+
+def prepare() -> Any:
+    """`engine.device.prepare`, before anything that imports mlx."""
+    from engine.device import prepare
+
+    return prepare()
 
 
 def take_engine(values: dict[str, Any]) -> Any:

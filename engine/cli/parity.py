@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, flag, option, report_options, take_request
+from engine.cli.options import PATH, flag, option, prepare, report_options, take_request
 from engine.cli.reports import store
 from engine.errors import EngineError
 
@@ -56,10 +56,7 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine parity --golden cases --reference "dflash 0.1.0 (torch)" --report parity.json
       kakeya_engine parity --target --prompts code --report parity.json
     """  # noqa: D301 - click wants the character itself
-    request = take_request(values)
-    from engine.device import prepare
-
-    runtime = prepare()
+    request, runtime = take_request(values), prepare()
     from engine.cli.progress import shown_progress
     from engine.evaluation.parity import ParitySwitches, measure_parity
 
@@ -101,8 +98,6 @@ def codec(golden: Path, as_json: bool) -> None:
       kakeya_engine kv codec --golden tests/data/lattice/seed_1.npz
       kakeya_engine kv codec --golden tests/data/lattice/seed_1.npz --json
     """  # noqa: D301 - click wants the character itself
-    from engine.device import prepare
-
     prepare()
     from engine.evaluation.codec import codec_document, compare_codec
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import report_options, take_request
+from engine.cli.options import prepare, report_options, take_request
 from engine.cli.reports import store
 
 
@@ -20,11 +20,7 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine probe
       kakeya_engine probe --json --report probe.json
     """  # noqa: D301 - click wants the character itself
-    request = take_request(values)
-
-    from engine.device import prepare
-
-    runtime = prepare()
+    request, runtime = take_request(values), prepare()
     from engine.cli.tables import probe_table
     from engine.evaluation.probe import advice, probe_machine
 

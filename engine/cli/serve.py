@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, flag, option, registry_options, several, take_registry
+from engine.cli.options import PATH, flag, option, prepare, registry_options, several, take_registry
 from engine.errors import ConfigurationError
 
 KEY_VARIABLE = "KAKEYA_API_KEY"
@@ -59,8 +59,6 @@ def command(**values: Any) -> None:
         -d '{"model": "demo", "messages": [{"role": "user", "content": "Name the third word."}]}'
     """  # noqa: D301 - click wants the character itself
     keys = _keys(values["api_key_file"])
-
-    from engine.device import prepare
 
     prepare()
     from engine.registry import Places, PolicyRange, locate

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, dtype_option, flag, option
+from engine.cli.options import PATH, dtype_option, flag, option, prepare
 from engine.errors import ConfigurationError
 
 
@@ -48,8 +48,6 @@ def projector(
           --out ~/models/qwen3-4b-projector --window 256 --length 2048 --texts-file corpus.jsonl
       kakeya_engine train projector --out ~/models/regression-alone --steps 0 --json
     """  # noqa: D301 - click wants the character itself
-    from engine.device import prepare
-
     prepare()
     from engine.cli.progress import shown_progress
     from engine.device import fit_threads

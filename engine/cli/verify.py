@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import FILE, PATH, binding_options, flag, option, several, take_request
+from engine.cli.options import FILE, PATH, binding_options, flag, option, prepare, several, take_request
 from engine.errors import EngineError
 
 
@@ -40,11 +40,7 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
       kakeya_engine verify report.json --seed 20260301 --json
       kakeya_engine verify report.json --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
-    request = take_request(values)
-
-    from engine.device import prepare
-
-    runtime = prepare()
+    request, runtime = take_request(values), prepare()
     from engine.cli.progress import shown_progress
     from engine.cli.tables import SHOWN, verification_table
     from engine.evaluation.report import write_document
