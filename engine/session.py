@@ -98,7 +98,7 @@ class Session(AbstractContextManager["Session"]):
 
         At least the prompt's last token is left to be computed: its forward gives the first new token.
         """
-        common = _common_length(self.tokens, prompt[:-1])
+        common = common_length(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
         if surplus:
             restored = self._restoration is None or self._restoration.rewind(common)
@@ -218,6 +218,7 @@ class Session(AbstractContextManager["Session"]):
             self.drafter.start()
 
 
-def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
+def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Count the tokens that both begin with."""
     shorter = min(len(left), len(right))
     return next((index for index in range(shorter) if left[index] != right[index]), shorter)

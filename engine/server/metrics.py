@@ -1,6 +1,6 @@
 """What is recorded of a request: a line in the log, and Prometheus metrics; no content, unless asked for.
 
-Names of models come from the registry and paths from the routes, so no client can create a time series.
+No client can create a time series: names of models come from the registry and paths from the routes.
 """
 
 import json
@@ -34,8 +34,6 @@ COUNTERS = {
 
 @dataclass
 class RequestRecord:
-    """One request, filled in while it is served."""
-
     method: str
     path: str
     client: str
@@ -59,13 +57,12 @@ class RequestRecord:
     owner: str = ""  # part of the digest of the API key; empty without keys
 
     def add_tokens(self, count: int) -> None:
-        """Count tokens, and note when the first one came."""
         self.completion_tokens += count
         if self.first_s is None:
             self.first_s = perf_counter() - self.started
 
     def end(self) -> None:
-        """Write the line of the log; unknown values and zeros are left out."""
+        """Write the line of the log."""
         self.seconds = perf_counter() - self.started
         self.status = self.status or 499
         line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -76,21 +73,17 @@ class RequestRecord:
 
 
 class Metrics(Collector):
-    """The metrics of one server: requests and tokens as they end, the engine's state when asked."""
-
     def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
         self._stats, self._admitted = stats, admitted
         self._registry = own = CollectorRegistry()
         own.register(self)
-        self._requests = Counter(
-            "kakeya_requests", "Requests that ended", ["path", "model", "status"], registry=own
-        )
+        counter = partial(Counter, registry=own)
         timing = partial(Histogram, buckets=SECONDS, registry=own)
+        self._requests = counter("kakeya_requests", "Requests that ended", ["path", "model", "status"])
         self._seconds = timing("kakeya_request_seconds", "From request to last byte", ["path"])
         self._first = timing("kakeya_first_token_seconds", "From request to first token", ["model"])
         self._counters = {
-            name: Counter(f"kakeya_{metric}", text, ["model"], registry=own)
-            for name, (metric, text) in COUNTERS.items()
+            name: counter(f"kakeya_{metric}", text, ["model"]) for name, (metric, text) in COUNTERS.items()
         }
 
     def collect(self) -> Iterator[Metric]:
@@ -103,9 +96,8 @@ class Metrics(Collector):
             ("memory_bytes", "Bytes of arrays in use, models included", now.memory_bytes),
         ):
             yield GaugeMetricFamily(f"kakeya_{name}", text, value=value)
-        cache = GaugeMetricFamily(
-            "kakeya_kv_cache_bytes", "Bytes of keys and values, and of drafters' memories", labels=["state"]
-        )
+        text = "Bytes of keys and values, and of drafters' memories"
+        cache = GaugeMetricFamily("kakeya_kv_cache_bytes", text, labels=["state"])
         cache.add_metric(["active"], now.active_bytes)
         cache.add_metric(["idle"], now.idle_bytes)
         yield cache

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -41,21 +42,18 @@ ERRORS = {
 }
 
 
+@dataclass(eq=False)
 class Refusal(errors.ConfigurationError):
     """Ends a request with a status and an error document; `param` is the request's wrong field."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-        self.headers = dict(headers or {})
+    status: int
+    message: str
+    param: str | None = None
+    code: str = field(kw_only=True)
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     def document(self) -> dict[str, Any]:
         kind, _ = ERRORS.get(self.status, ERRORS[400])
@@ -76,19 +74,17 @@ def unsupported(what: str, param: str | None = None) -> Refusal:
 
 def refusal_of(error: errors.EngineError, param: str | None = None) -> Refusal:
     """Turn an error of the engine into a refusal; `param` names the field where the error does not."""
-    match error:
-        case Refusal():
-            return error
-        case ShuttingDownError():
-            return Refusal(503, str(error), code="shutting_down")
-        case errors.UnknownModel():
-            return Refusal(404, str(error), param="model", code="model_not_found")
-        case errors.ModelError():
-            return Refusal(500, str(error), code="model_unusable")
-        case errors.PromptError():
-            return invalid(param or "messages", str(error), code="invalid_prompt")
-        case errors.InputError():
-            return Refusal(400, str(error), param=param, code="invalid_value")
+    if isinstance(error, Refusal):
+        return error
+    for kind, status, wrong, code in (
+        (ShuttingDownError, 503, None, "shutting_down"),
+        (errors.UnknownModel, 404, "model", "model_not_found"),
+        (errors.ModelError, 500, None, "model_unusable"),
+        (errors.PromptError, 400, param or "messages", "invalid_prompt"),
+        (errors.InputError, 400, param, "invalid_value"),
+    ):
+        if isinstance(error, kind):
+            return Refusal(status, str(error), wrong, code=code)
     return Refusal(500, str(error), code="generation_failed")
 
 
@@ -205,10 +201,8 @@ class TextPart(RequestPart):
 
 
 class FunctionCall(RequestPart):
-    """A call as the assistant made it; ``arguments`` is JSON as text."""
-
     name: Name
-    arguments: Text
+    arguments: Text = Field(description="JSON as text.")
 
 
 class ToolCall(RequestPart):
@@ -219,8 +213,6 @@ class ToolCall(RequestPart):
 
 
 class Message(RequestPart):
-    """One turn of the conversation."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Many[TextPart] | None = None
     name: Text | None = None
@@ -231,11 +223,9 @@ class Message(RequestPart):
 
 
 class Function(RequestPart):
-    """A function that the model may call; ``parameters`` is a JSON Schema."""
-
     name: Name
     description: Text | None = None
-    parameters: Json | None = None
+    parameters: Json | None = Field(None, description="A JSON Schema.")
     strict: bool | None = None
 
 
@@ -249,8 +239,6 @@ class ChosenFunction(RequestPart):
 
 
 class ChosenTool(RequestPart):
-    """The one tool to call."""
-
     type: Literal["function"]
     function: ChosenFunction
 
@@ -262,16 +250,10 @@ class JsonSchema(RequestPart):
     strict: bool | None = None
 
 
-class TextFormat(RequestPart):
-    """No constraint."""
+class PlainFormat(RequestPart):
+    """No constraint, or any JSON object."""
 
-    type: Literal["text"]
-
-
-class JsonObjectFormat(RequestPart):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
+    type: Literal["text", "json_object"]
 
 
 class JsonSchemaFormat(RequestPart):
@@ -279,28 +261,20 @@ class JsonSchemaFormat(RequestPart):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class StreamOptions(RequestPart):
-    """Whether a stream ends with a chunk for the usage."""
-
-    include_usage: bool = False
+    include_usage: bool = Field(False, description="In a last chunk without choices.")
     include_obfuscation: bool = False
 
 
 class CompletionRequest(RequestPart):
-    """The fields that both kinds of request have."""
-
-    model: Text | None = Field(
-        None, description="`NAME` or `NAME@CHANNEL` of /v1/models; the default model if left out."
-    )
+    model: Text | None = Field(None, description="An id of /v1/models; the default model if left out.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        None, description="0, the default, is greedy."
-    )
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Greedy by default.")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -335,8 +309,6 @@ class CompletionRequest(RequestPart):
 
 
 class ChatRequest(CompletionRequest):
-    """A chat completion."""
-
     messages: Annotated[Many[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -392,8 +364,6 @@ class ErrorBody(Reply):
 
 
 class ErrorReply(Reply):
-    """The body of every refusal."""
-
     error: ErrorBody
 
 
@@ -408,8 +378,6 @@ class ReasoningTokens(Reply):
 
 
 class Usage(Reply):
-    """Tokens of prompt and answer."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -478,8 +446,6 @@ class ChatLogprobs(Reply):
 
 
 class TextLogprobs(Reply):
-    """The same in the form of the older endpoint."""
-
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]] | None
@@ -487,10 +453,8 @@ class TextLogprobs(Reply):
 
 
 class CalledFunction(Reply):
-    """A function and its arguments, JSON as text."""
-
     name: str
-    arguments: str
+    arguments: str = Field(description="JSON as text.")
 
 
 class ToolCallReply(Reply):
@@ -515,8 +479,6 @@ class ChatChoice(Reply):
 
 
 class Head(Reply):
-    """The fields that every completion object begins with."""
-
     id: str
     created: int
     model: str
@@ -524,8 +486,6 @@ class Head(Reply):
 
 
 class ChatCompletion(Head):
-    """The answer to a chat completion."""
-
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
@@ -533,8 +493,6 @@ class ChatCompletion(Head):
 
 
 class Delta(Reply):
-    """What a chunk adds to the assistant's turn."""
-
     role: Literal["assistant"] | None = _omitted()
     content: str | None = _omitted()
     reasoning: str | None = _omitted()
@@ -587,8 +545,6 @@ class ModelList(Reply):
 
 
 class Health(Reply):
-    """Whether requests are served, and how many are active and waiting."""
-
     status: Literal["ok", "unavailable"]
     reason: str | None = None
     version: str

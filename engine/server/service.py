@@ -1,7 +1,6 @@
 """One request: admit → lease a model → prepare → decode → answer, as one JSON object or a stream of events.
 
-Runs on the event loop; arrays are the scheduler's business. What a request holds (its place, its lease, its
-job) is given back however it ends, also when its client disconnects.
+Runs on the event loop. What a request holds is given back however it ends, also when its client disconnects.
 """
 
 import asyncio
@@ -18,11 +17,19 @@ from starlette.types import Message, Receive, Send
 
 from engine.decode import Step
 from engine.errors import EngineError
+from engine.generate import PENALTIES
 from engine.registry import LONGEST_POLICY, Channel, Registry
 from engine.sampling import Sampling
 from engine.server import schema
 from engine.server.metrics import RequestRecord
-from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompt
+from engine.server.prompting import (
+    RenderedPrompt,
+    chat_prompt,
+    grammar_of,
+    needs_grammar,
+    refuse_tokens,
+    text_prompt,
+)
 from engine.server.response import ChatResponseBuilder, ResponseBuilder, TextResponseBuilder
 from engine.server.scheduler import Scheduler
 from engine.server.schema import Refusal, invalid, refusal_of, refusing
@@ -111,22 +118,17 @@ class Service:
         self, request: schema.AnyRequest, record: RequestRecord
     ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
         """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it."""
-        channel = request.kv_channel
-        known = self.registry.channels
-        spelled = channel is not None and ":" in channel and len(channel) <= LONGEST_POLICY
-        if channel is not None and channel not in known and not spelled:  # 400, where an id has 404
+        channel, known = request.kv_channel, self.registry.channels
+        is_policy = channel is not None and ":" in channel and len(channel) <= LONGEST_POLICY
+        if channel not in {None, *known} and not is_policy:  # 400, where an id has 404
             raise invalid("kv_channel", f"kv_channel {ascii(channel)[:100]} is none of {', '.join(known)}")
         with refusing("model" if channel is None else "kv_channel"):
             entry, resolved = self.registry.resolve(request.model or self.registry.default, channel)
         if self.closing:
             raise Refusal(503, "the server is shutting down", code="shutting_down")
         if self.admitted >= self.limits.admitted:
-            raise Refusal(
-                429,
-                f"{self.admitted} requests are served or wait, as many as may; try again later",
-                code="queue_full",
-                headers={"retry-after": str(RETRY_S)},
-            )
+            text = f"{self.admitted} requests are served or wait, as many as may; try again later"
+            raise Refusal(429, text, code="queue_full", headers={"retry-after": str(RETRY_S)})
         record.model, record.channel = entry.name, resolved.name
         lease, job = self.scheduler.lease(entry), None
         self.admitted += 1
@@ -159,21 +161,18 @@ class Service:
         grammar = None
         if needs_grammar(request):
             grammar = await run(self._compiling, grammar_of, request, model, prompt)
-        block = request.block if isinstance(request.block, int) else model.block
-        if request.block == "auto" or (request.block is None and request.drafter == "none"):
-            block = None
-        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        block = model.block if request.block is None and request.drafter != "none" else request.block
         decode_request = DecodeRequest(
             prompt=prompt.tokens,
             stable_prefix=prompt.stable_prefix,
             max_tokens=self._max_tokens(request, model, prompt),
             channel=channel,
             drafter=request.drafter or "default",
-            block=block,  # None: adaptive
+            block=None if block == "auto" else block,
             sampling=_sampling(request),
             stop_texts=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
             logprobs=logprobs,
-            penalties={name: value for name in penalties if (value := getattr(request, name))},
+            penalties={name: value for name in PENALTIES if (value := getattr(request, name))},
             bias=_bias(request, model),
             grammar=grammar,
             owner=owner,
@@ -205,19 +204,14 @@ def _sampling(request: schema.CompletionRequest) -> Sampling:
 
 def _bias(request: schema.CompletionRequest, model: LoadedModel) -> dict[int, float]:
     bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
-    most = model.target.target.vocab_size
-    if odd := [token for token in bias if token >= most]:
-        raise invalid(
-            "logit_bias", f"logit_bias: {odd[0]} is no token of this model, whose ids end at {most - 1}"
-        )
+    refuse_tokens("logit_bias", bias, model)
     return bias
 
 
 class CompletionResponse(Response):
-    """Answers one request.
+    """Answers one request; its status waits for the engine's first event, because the engine may refuse it.
 
-    The status waits for the engine's first event, so that a request the engine refuses gets a status and not
-    a broken stream. Where that takes long, a stream begins nevertheless, and comments keep it alive.
+    Where that takes long, a stream begins nevertheless, and comments keep it alive.
     """
 
     stalled_s: ClassVar[float] = 60.0  # how long a client may accept nothing before its request is cancelled
@@ -231,8 +225,6 @@ class CompletionResponse(Response):
         self._started = False  # the status was sent
 
     async def __call__(self, _: Message, receive: Receive, send: Send) -> None:
-        """Answer, unless the client disconnects before, or accepts nothing any more."""
-
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(self.stalled_s):
                 await send(message)
@@ -307,8 +299,8 @@ class CompletionResponse(Response):
         return steps
 
     def _note(self, builder: ResponseBuilder, ended: DecodeFinished) -> None:
-        record, usage, how = self._record, builder.usage(ended.cached_tokens), builder.provenance(ended)
-        record.completion_tokens, record.cached_tokens = usage.completion_tokens, ended.cached_tokens
+        record, how = self._record, builder.provenance(ended)
+        record.completion_tokens, record.cached_tokens = len(builder.tokens), ended.cached_tokens
         record.drafter, record.finish = how.drafter, builder.finish(ended)
         record.drafted, record.accepted = how.drafted or 0, how.accepted
         record.verify_rounds = how.verify_rounds

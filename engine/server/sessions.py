@@ -1,7 +1,6 @@
 """Loaded models, and sessions kept between requests, so that the next turn computes only what is new.
 
-Used by the engine's thread alone, except for a loaded model's tokenizer and vocabulary, which the threads
-that prepare requests read.
+For the engine's thread alone; those that prepare requests read a model's tokenizer and vocabulary.
 """
 
 import logging
@@ -21,7 +20,7 @@ from engine.grammar import Vocabulary
 from engine.registry import Located, ModelEntry
 from engine.server.schema import invalid, unsupported
 from engine.server.sequence import DecodeRequest, check_external_request
-from engine.session import Session
+from engine.session import Session, common_length
 from engine.target.attention import refuse_policy
 from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
 
@@ -55,12 +54,9 @@ class CachedSession:
         return caches + (drafter.nbytes if drafter is not None else 0)
 
     def common(self, prompt: Sequence[int]) -> int:
-        held = self.session.tokens
-        shorter = min(len(held), len(prompt))
-        return next((i for i in range(shorter) if held[i] != prompt[i]), shorter)
+        return common_length(self.session.tokens, prompt)
 
     def close(self) -> None:
-        """Close the session; a failure is logged and affects no other request."""
         try:
             self.session.close()
         except Exception:
@@ -68,11 +64,7 @@ class CachedSession:
 
 
 class SessionCache:
-    """Idle sessions; the least recently used are closed first.
-
-    A request gets the one of its kind that holds the most of its prompt. A session that mostly holds other
-    text is left for its own conversation, as long as the cache is not full.
-    """
+    """Idle sessions; the least recently used are closed first."""
 
     def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
         self._most, self._seconds = most, seconds
@@ -89,6 +81,9 @@ class SessionCache:
     def take(
         self, key: SessionKey, prompt: Sequence[int], make: Callable[[], CachedSession]
     ) -> CachedSession:
+        """Return the session that holds the most of a prompt; while the cache is not full, a new one rather
+        than one that mostly holds other text, which is left for its own conversation.
+        """
         own = [cached for cached in self._idle if cached.key == key]
         best = max(own, key=lambda cached: cached.common(prompt), default=None)
         if best is not None:
@@ -106,13 +101,13 @@ class SessionCache:
             self._idle.pop(0).close()
 
     def expire(self, now: float) -> None:
-        self._close([cached for cached in self._idle if now - cached.used >= self._seconds])
+        self._close(lambda cached: now - cached.used >= self._seconds)
 
     def close(self, model: str | None = None) -> None:
-        self._close([cached for cached in self._idle if model in {None, cached.key.model}])
+        self._close(lambda cached: model in {None, cached.key.model})
 
-    def _close(self, sessions: list[CachedSession]) -> None:
-        for cached in sessions:
+    def _close(self, condition: Callable[[CachedSession], bool]) -> None:
+        for cached in filter(condition, list(self._idle)):
             self._idle.remove(cached)
             cached.close()
 
@@ -148,7 +143,7 @@ class LoadedModel:
 
     @property
     def external_drafter(self) -> str | None:
-        """What the external engine drafts with, as the registry calls it; no path of this machine."""
+        """What the external engine drafts with; no path of this machine."""
         source = self.entry.drafter
         return None if source is None else Path(source.path).name if source.path else str(source)
 
@@ -182,41 +177,34 @@ class LoadedModel:
         return self._drafters[word]
 
     def check(self, request: DecodeRequest) -> str | None:
-        """Raise Refusal for what this model cannot do.
-
-        Returns:
-            Why its external engine cannot decode the request, so that ours does; None without an obstacle.
-        """
-        obstacle = self._obstacle(request.channel.policy)
-        if self.external is not None and obstacle is None:
-            check_external_request(self.external, request)
+        """Raise Refusal for what this model cannot do; return why its external engine cannot decode it."""
+        obstacle, external, policy = None, self.external, request.channel.policy
+        try:
+            if external is None:
+                self._check_policy(policy)
+            elif reason := external.obstacle(policy):
+                obstacle = f"the engine {external.name} cannot decode under {policy.spec}: {reason}"
+        except (ConfigurationError, ModelError) as error:
+            raise invalid("kv_channel", str(error).removeprefix("--kv ")) from None
+        if external is not None and obstacle is None:
+            check_external_request(external, request)
             return None
-        if self.external is not None and request.drafter == LOOKUP:
-            raise unsupported(f"drafter {LOOKUP} with the engine {self.external.name}", "drafter")
-        drafter, block = self.drafter(request.drafter), request.block
-        if block is not None and block > 1 and drafter is None:
-            raise invalid(
-                "block", f"block {block} needs a drafter, and this request has none; leave block out"
-            )
-        if block is not None and drafter is not None and block > 2 * drafter.drafter.block_size:
-            most = 2 * drafter.drafter.block_size
+        if external is not None and request.drafter == LOOKUP:
+            raise unsupported(f"drafter {LOOKUP} with the engine {external.name}", "drafter")
+        drafter, block = self.drafter(request.drafter), request.block or 1
+        if block > 1 and drafter is None:
+            text = f"block {block} needs a drafter, and this request has none; leave block out"
+            raise invalid("block", text)
+        if drafter is not None and block > (most := 2 * drafter.drafter.block_size):
             raise invalid("block", f"block {block} is more than {most}, twice what this drafter was made for")
         return obstacle
 
-    def _obstacle(self, policy: KVPolicy) -> str | None:
-        try:
-            if self.external is not None:
-                reason = self.external.obstacle(policy)
-                name = self.external.name
-                return reason and f"the engine {name} cannot decode under {policy.spec}: {reason}"
-            if policy.spec not in self._checked:
-                refuse_policy(self.target.target.model, policy)
-                if len(self._checked) >= MOST_CHECKED:
-                    self._checked.clear()
-                self._checked.add(policy.spec)
-        except (ConfigurationError, ModelError) as error:
-            raise invalid("kv_channel", str(error).removeprefix("--kv ")) from None
-        return None
+    def _check_policy(self, policy: KVPolicy) -> None:
+        if policy.spec not in self._checked:
+            refuse_policy(self.target.target.model, policy)
+            if len(self._checked) >= MOST_CHECKED:
+                self._checked.clear()
+            self._checked.add(policy.spec)
 
     def why_off(self, request: DecodeRequest) -> str | None:
         """Say why our engine will draft nothing for a request; None where it may."""
