@@ -5,14 +5,13 @@
     every sequence accepts, emits and keeps its own a + 1 positions
 
 Prompts are computed one by one, then their caches are merged. A sequence that has fewer drafts than another
-gets its block filled up; the filling is never accepted. A block of 1 is a plain step for all, pipelined as in
-`engine.decode`. A sequence that has ended leaves the batch. The tokens are those every sequence would have
-had alone, or when sampling, distributed as these; a seed gives the same text as alone where the block is
-fixed and the drafter always has drafts. Drafters draft for one sequence at a time.
+gets its block filled up; the filling is never accepted. The tokens are those every sequence would have had
+alone, or when sampling, distributed as these; a seed gives the same text as alone where the block is fixed
+and the drafter always has drafts. Drafters draft for one sequence at a time.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -61,15 +60,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A step of one sequence.
-
-    Its round has the block and the acceptance of this sequence, and the seconds of the whole round. The share
-    comes with the last step; a sequence that ends with its first token was never merged, and has all of it.
-    """
+    """A step of one sequence."""
 
     request: int  # its place among the requests
-    step: Step
-    share: Share | None
+    step: Step  # whose round has the seconds of the whole batch's
+    share: Share | None  # with the last step
 
 
 def decode_together(
@@ -100,13 +95,9 @@ def decode_together(
     draft_length.start()
     for index, request in enumerate(requests):
         sequence = _Sequence(index, request, drafter.twin() if drafter else None, request.max_tokens)
-        with Session(
-            target,
-            sequence.drafter,
-            headroom=max(draft_length.largest, 1),
-            policy=policy,
-            restoration=restoration,
-        ) as session:
+        headroom = max(draft_length.largest, 1)
+        opened = Session(target, sequence.drafter, headroom=headroom, policy=policy, restoration=restoration)
+        with opened as session:
             step = sequence.prefill(session, prefill_chunk)
             sequence.restored = session.restored
         if step.finish is None:
@@ -120,11 +111,9 @@ def decode_together(
         return
     batch = _Batch(target, sequences, merge(target.model, caches), draft_length, policy)
     caches.clear()
-    del session
-    try:
+    del session, opened
+    with closing(batch):
         yield from batch.run()
-    finally:
-        batch.close()
 
 
 def _share(caches: list[Any], sequences: int) -> Share:
@@ -157,7 +146,6 @@ class _Sequence:
         return self.emit((token,), None)
 
     def propose(self, block: int) -> Draft:
-        """Drafts for a block of this length, or of what is left of the sequence."""
         count = min(block, self.remaining) - 1
         if self.drafter is None or count < 1:
             return NOTHING
@@ -172,7 +160,6 @@ class _Sequence:
             self.drafter.observe(tokens, rows if rows is None else rows[:, : len(tokens)])
 
     def own(self, share: Share) -> Share:
-        """A share, with what is counted for this sequence by itself."""
         forwards = self.drafter.forwards if self.drafter is not None else 0
         return replace(share, restored=self.restored, drafter_forwards=forwards)
 
@@ -187,8 +174,6 @@ class _Sequence:
 
 
 class _Batch:
-    """The sequences that go on, and their merged caches."""
-
     def __init__(
         self,
         target: Target,

@@ -1,8 +1,7 @@
 """One sequence's state: the target's caches, the drafter's memory, and which tokens both hold.
 
-A session can be decoded in again: what a new prompt has in common with the tokens held is not computed twice
-(the next turn of a conversation begins with the turns before it). Where caches or drafter cannot go back to
-the end of the common part, they start over.
+A session can be decoded in again: what a new prompt has in common with the tokens held is not computed twice,
+as far as caches and drafter can go back to the end of the common part.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,11 +42,10 @@ class Session(AbstractContextManager["Session"]):
         policy: KVPolicy = NATIVE,
         restoration: RestorationPlan | None = None,
     ) -> None:
-        """Begin an empty sequence.
+        """Begin an empty sequence, whose drafter, bound to ``target``, serves it alone until it is closed.
 
-        The drafter, bound to ``target``, serves this session alone until it is closed. ``headroom`` is the
-        largest block that will be verified; ``caches`` are empty ones of the policy, to look into until the
-        session starts over; ``compiled`` runs short blocks as compiled graphs where the model allows it.
+        ``headroom`` is the largest block that will be verified; ``caches`` are empty ones of the policy, to
+        look into until the session starts over; ``compiled`` allows compiled graphs for short blocks.
         """
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # identifies the continuation that uses the session
@@ -94,10 +92,7 @@ class Session(AbstractContextManager["Session"]):
         return self.tokens[len(self.tokens) - count :] if count else []
 
     def resume(self, prompt: Sequence[int]) -> int:
-        """Keep what is held of a prompt, and forget everything else; how many tokens of it are held.
-
-        At least the prompt's last token is left to be computed: its forward gives the first new token.
-        """
+        """Keep what is held of a prompt, its last token excepted, and nothing else; how many tokens that is."""
         common = common_length(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
         if surplus:
@@ -113,8 +108,8 @@ class Session(AbstractContextManager["Session"]):
         return common
 
     def mark(self) -> None:
-        """Remember the present state: where caches or drafter cannot go back as far as `resume` asks, it
-        comes back here instead of starting over. The mark before is forgotten.
+        """Remember the present state, and no earlier one, for `resume` to come back to where it cannot go
+        back as far as it is asked.
         """
         if self._restoration is None and not self.transaction.uncached:
             drafter = self.drafter.mark() if self.drafter else None
@@ -131,7 +126,7 @@ class Session(AbstractContextManager["Session"]):
         return self._mark.caches.nbytes if self._mark else 0
 
     def _back_to_mark(self, common: int) -> int:
-        """Come back to the mark, if what is held in common reaches there, or start over."""
+        """Come back to the mark, if what is in common reaches there, or start over."""
         mark = self._mark
         if mark is None or mark.tokens > common:
             self._start_over()
@@ -173,9 +168,8 @@ class Session(AbstractContextManager["Session"]):
         return self.target.forward(tokens, self.caches, self._hooks)
 
     def commit(self, tokens: Sequence[int], rows: mx.array | None) -> None:
-        """Keep the positions of these tokens and those not cached yet; drop the rest.
-
-        ``rows`` are hidden states at these positions and perhaps more, [1, at least N, K·hidden].
+        """Keep the positions of these tokens and those not cached yet; ``rows``, [1, at least N, K·hidden],
+        are hidden states there and perhaps at more positions.
         """
         self.transaction.commit(self.transaction.uncached + len(tokens))
         self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
@@ -184,7 +178,7 @@ class Session(AbstractContextManager["Session"]):
     def guarded(self) -> Iterator[Callable[[], None]]:
         """Use the session for one continuation, which ends when another begins; no transaction is left open.
 
-        Yields a check for when the caller's code has run: ValueError if another continuation was started.
+        Yields a check that raises ValueError if another continuation was started.
         """
         self.transaction.abort()
         self._turn = turn = object()

@@ -55,8 +55,6 @@ class RestoredKV(KVCache):
 
 
 class KVPolicy(policies.KVPolicy):
-    """A policy that makes caches; `parse_policy` makes it."""
-
     @property
     def attended(self) -> bool:
         return self.coded and CODES[self.kind].attended
@@ -116,7 +114,6 @@ NATIVE = KVPolicy()
 
 
 def parse_policy(text: str, option: str = "--kv") -> KVPolicy:
-    """What the text of an option says; ConfigurationError where it is no policy."""
     try:
         read = policies.parse_policy(text)
     except policies.PolicyFault as fault:

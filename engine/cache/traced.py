@@ -1,10 +1,8 @@
 """Caches as a compiled forward sees them: buffers of a fixed size; places and masks come from outside.
 
-A graph that is compiled once must not know how many positions are held, so nothing in it has a shape or a
-constant that depends on it: new rows are written at a given place, and attention goes over somewhat more
-rows than are held, with a given mask, which hides what is free, stale or out of the window. The caches
-here are made from the caches for one forward, and what they hold is read back into them. Masks are slices of
-tables made once.
+A graph that is compiled once must not know how many positions are held: new rows are written at a given
+place, and attention goes over somewhat more rows than are held, with a given mask. The caches here are made
+for one forward, and what they hold is read back. Masks are slices of tables made once.
 """
 
 from collections.abc import Sequence
@@ -16,14 +14,15 @@ from mlx_lm.models.cache import KVCache
 
 from engine.cache.coded import CodedKV
 from engine.cache.policy import RestoredKV
-from engine.cache.ring import SlidingRing, WindowedKV, whole_steps, widened
+from engine.cache.ring import SlidingRing, WindowedKV, layout, whole_steps, widened
 from engine.device import launch
 
 FINEST = 64  # rows by which attention widens, at the beginning
 TABLES = 128  # mask tables kept
 
+# What a forward of N positions is told: offset [1], places of the new rows [N], mask [N, attended rows].
+# It is the same for caches of one `layout` and size.
 Entry = tuple[mx.array, mx.array, mx.array]
-"""What a forward of N positions is told: offset [1], places of the new rows [N], mask [N, attended rows]."""
 
 
 class TracedKV:
@@ -79,19 +78,12 @@ def stores_of(caches: Sequence[Any]) -> list[Any]:
 
 
 def stood_in(caches: Sequence[Any], stand_ins: Sequence[TracedKV]) -> list[Any]:
-    """What a model is run on: traced caches of `stores_of`, those of a coded cache under its code."""
+    """Put stand-ins in the places of `stores_of`, those of a coded cache under its code."""
     given = iter(stand_ins)
     return [
         cache.over([next(given) for _ in cache.stores]) if type(cache) is CodedKV else next(given)
         for cache in caches
     ]
-
-
-def layout(cache: Any) -> tuple[int, ...]:
-    """Caches of one layout and size are told the same by `entry`."""
-    if type(cache) is SlidingRing:
-        return cache.window, cache.headroom, cache.sink
-    return (cache.window, cache.sink) if type(cache) is WindowedKV else ()
 
 
 def reserve(cache: Any, new: int) -> bool:
@@ -108,7 +100,6 @@ def reserve(cache: Any, new: int) -> bool:
 
 
 def entry(cache: Any, new: int) -> Entry:
-    """What a forward of ``new`` positions on a cache with free rows has to be told."""
     offset, rows = cache.offset, min(_wide(cache.offset + new), cache.keys.shape[2])
     if type(cache) is SlidingRing:
         places = mx.array(
@@ -129,12 +120,11 @@ def appended(cache: Any, count: int, written: int) -> None:
 
 def _mask(cache: Any, new: int, rows: int) -> mx.array:
     """Mask [new, rows] of a cache; ``rows`` are all of a ring's once it has wrapped."""
-    offset, *shape = cache.offset, *layout(cache)
-    window, sink = (shape[0], shape[-1]) if shape else (None, 0)
-    if offset + new <= rows:  # nothing has wrapped: position p is in row p
-        mask = _band(rows, new, window)[:, rows - offset : 2 * rows - offset]
-    else:
-        mask = cache.turned_mask(new)
+    offset, (window, _, sink) = cache.offset, layout(cache)
+    if offset + new > rows:
+        mask: mx.array = cache.turned_mask(new, rows, window)
+        return mask
+    mask = _band(rows, new, window)[:, rows - offset : 2 * rows - offset]  # position p is in row p
     if not sink:
         return mask
     query, row = mx.arange(offset, offset + new)[:, None], mx.arange(rows)[None]
@@ -142,11 +132,11 @@ def _mask(cache: Any, new: int, rows: int) -> mx.array:
 
 
 @lru_cache(maxsize=TABLES)
-def _band(rows: int, new: int, window: int | None) -> mx.array:
+def _band(rows: int, new: int, window: int) -> mx.array:
     """[new, 2·rows]; columns [rows - offset, 2·rows - offset) are the mask over rows in order of position."""
     ahead = mx.arange(-rows, rows)[None] - mx.arange(new)[:, None]
     table = ahead <= 0
-    if window is not None:
+    if window:
         table = table & (ahead > -window)
     launch(table)  # not waited for: drafts may be on their way
     return table

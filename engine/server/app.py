@@ -66,8 +66,6 @@ def digest(key: str) -> bytes:
 
 
 class AccessGuard:
-    """Middleware that applies the rules, reads the body, and logs and counts the request's record."""
-
     def __init__(self, app: ASGIApp, rules: AccessRules, metrics: Metrics) -> None:
         self._app, self._rules, self._metrics = app, rules, metrics
 
@@ -282,7 +280,6 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def _cards(service: Service, entry: ModelEntry, channels: Mapping[str, str]) -> list[schema.ModelReply]:
-    """Describe a model under each of its ids."""
     why_not = None
     try:
         locate(entry, Places.of_machine())

@@ -62,7 +62,6 @@ class RequestRecord:
             self.first_s = perf_counter() - self.started
 
     def end(self) -> None:
-        """Write the line of the log."""
         self.seconds = perf_counter() - self.started
         self.status = self.status or 499
         line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}

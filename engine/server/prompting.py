@@ -41,7 +41,6 @@ class RenderedPrompt:
 
 @refusing("messages")
 def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedPrompt:
-    """Render a conversation with the beginning of the assistant's turn; raise Refusal."""
     tokenizer = model.target.tokenizer
     described = [tool.model_dump(exclude_none=True) for tool in _callable(request)]
     if described and not tokenizer.has_tool_calling:
@@ -89,7 +88,6 @@ def text_prompt(request: schema.TextRequest, model: LoadedModel) -> RenderedProm
 
 
 def refuse_tokens(param: str, tokens: Iterable[int], model: LoadedModel, **code: str) -> None:
-    """Raise Refusal for the first id that is not in the vocabulary."""
     most = model.target.target.vocab_size
     if odd := [token for token in tokens if token >= most]:
         text = f"{param}: {odd[0]} is no token of this model, whose ids end at {most - 1}"
@@ -194,7 +192,6 @@ def _call_grammar(request: schema.ChatRequest, model: LoadedModel, prompt: Rende
 
 
 def _after_reasoning(body: str, model: LoadedModel, prompt: RenderedPrompt) -> str:
-    """The first rules of a grammar: reasoning, where the model does that, and then what is bound."""
     tokenizer = model.target.tokenizer
     if not tokenizer.has_thinking:
         return f"start: {body}"
@@ -212,7 +209,6 @@ def _mark(text: str, tokens: Sequence[int] | None) -> str:
 
 
 def _styled(wanted: dict[str, Any]) -> str:
-    """A JSON Schema for a grammar, with our style of blanks."""
     return nameless(_dump(wanted | {"x-guidance": JSON_STYLE}))
 
 

@@ -22,8 +22,6 @@ FACTS = ("engine", "fallback_from", "drafter", "block", "why_off", "cached_token
 
 
 class ResponseBuilder(ABC):
-    """The answer to one request, which gets the steps as they come."""
-
     prefix: str
     chunk: type[schema.ChatChunk | schema.TextCompletion]
 
@@ -72,13 +70,11 @@ class ResponseBuilder(ABC):
             yield self._chunk([], usage=self.usage(ended.cached_tokens), x_kakeya=provenance)
 
     def complete(self, ended: DecodeFinished) -> schema.Reply:
-        """Return the whole answer as one object, instead of chunks."""
         self._rest()
         usage, provenance = self.usage(ended.cached_tokens), self.provenance(ended)
         return self._complete(self.finish(ended), usage=usage, x_kakeya=provenance)
 
     def hear(self, steps: Sequence[Step]) -> ParsedText:
-        """Take in steps; return what became certain with them."""
         parsed = ParsedText()
         for step in steps:
             parsed += self._parser.add(step.tokens)

@@ -67,8 +67,6 @@ class ModelLease:
 
 @dataclass(eq=False)
 class DecodeJob:
-    """A submitted request; it owns its lease."""
-
     request: DecodeRequest
     lease: ModelLease
     deliver: Callable[[Event], None]

@@ -90,7 +90,6 @@ def refusal_of(error: errors.EngineError, param: str | None = None) -> Refusal:
 
 @contextmanager
 def refusing(param: str) -> Iterator[None]:
-    """Turn errors of the engine into refusals that name this field."""
     try:
         yield
     except errors.EngineError as error:

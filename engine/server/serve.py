@@ -31,8 +31,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the command line can set about a server; see its help."""
-
     host: str = "127.0.0.1"
     port: int = 8080
     keys: tuple[str, ...] = ()
@@ -46,7 +44,6 @@ class ServerSettings:
     log_content: bool = False
 
     def check(self) -> None:
-        """Raise ConfigurationError where an option does not make sense."""
         if not 0 <= self.port <= 65535:
             raise ConfigurationError(f"--port must lie in 0 to 65535, not {self.port}")
         if (shortest := min(map(len, self.keys), default=SHORTEST_KEY)) < SHORTEST_KEY:
@@ -202,7 +199,6 @@ def running_server(registry: Registry, settings: ServerSettings, find: ModelFind
 
 
 def openapi_document() -> dict[str, Any]:
-    """Make the published OpenAPI document, without a server."""
     unused: Any = None  # no route is called
     return bare_app(unused, unused, log_content=False).openapi()
 

@@ -40,8 +40,6 @@ class SessionKey:
 
 @dataclass
 class CachedSession:
-    """An open session, and the draft length that learns from all its requests."""
-
     key: SessionKey
     session: Session
     draft_length: DraftLength
@@ -64,8 +62,6 @@ class CachedSession:
 
 
 class SessionCache:
-    """Idle sessions; the least recently used are closed first."""
-
     def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
         self._most, self._seconds = most, seconds
         self._most_bytes = math.inf if most_bytes is None else most_bytes
@@ -114,8 +110,6 @@ class SessionCache:
 
 @dataclass
 class LoadedModel:
-    """A target in memory, with its drafters."""
-
     located: Located
     target: LoadedTarget
     external: ExternalEngine | None = None  # decodes it; None for our engine
@@ -168,7 +162,6 @@ class LoadedModel:
         return min(known, default=None)
 
     def drafter(self, word: str) -> LoadedDrafter | None:
-        """Return what drafts for a request, by its word; nothing for a model with an external engine."""
         if self.external is not None:
             return None
         if word not in self._drafters:
@@ -207,7 +200,6 @@ class LoadedModel:
             self._checked.add(policy.spec)
 
     def why_off(self, request: DecodeRequest) -> str | None:
-        """Say why our engine will draft nothing for a request; None where it may."""
         if request.drafter == "none":
             return "the request asked for no drafter"
         if self.drafter(request.drafter) is None:
