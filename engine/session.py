@@ -6,7 +6,6 @@ as far as caches and drafter can go back to the end of the common part.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -19,13 +18,6 @@ from engine.restoration.session import RestorationPlan, restoration_for
 from engine.target.attention import CodedAttention
 from engine.target.compiled import CompiledForward
 from engine.target.model import Target
-
-
-@dataclass(frozen=True)
-class _Mark:
-    tokens: int  # held then
-    caches: Mark
-    drafter: Callable[[], object] | None  # brings it back
 
 
 class Session(AbstractContextManager["Session"]):
@@ -49,7 +41,8 @@ class Session(AbstractContextManager["Session"]):
         """
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # identifies the continuation that uses the session
-        self._mark: _Mark | None = None
+        # tokens held at the mark, the caches, and what brings the drafter back
+        self._mark: tuple[int, Mark, Callable[[], object] | None] | None = None
         self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.uncached`
         with ExitStack() as opened:  # what fails half way leaves the model as it was
             self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
@@ -92,7 +85,7 @@ class Session(AbstractContextManager["Session"]):
         return self.tokens[len(self.tokens) - count :] if count else []
 
     def resume(self, prompt: Sequence[int]) -> int:
-        """Keep what is held of a prompt, its last token excepted, and nothing else; how many tokens that is."""
+        """Keep what is held of a prompt, its last token excepted, and return how many tokens that is."""
         common = common_length(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
         if surplus:
@@ -113,29 +106,29 @@ class Session(AbstractContextManager["Session"]):
         """
         if self._restoration is None and not self.transaction.uncached:
             drafter = self.drafter.mark() if self.drafter else None
-            self._mark = _Mark(len(self.tokens), self.transaction.mark(), drafter)
+            self._mark = len(self.tokens), self.transaction.mark(), drafter
 
     @property
     def marked(self) -> int:
         """Tokens up to the mark; 0 without one."""
-        return self._mark.tokens if self._mark else 0
+        return self._mark[0] if self._mark else 0
 
     @property
     def mark_nbytes(self) -> int:
         """Bytes of keys, values and states that are held for the mark alone."""
-        return self._mark.caches.nbytes if self._mark else 0
+        return self._mark[1].nbytes if self._mark else 0
 
     def _back_to_mark(self, common: int) -> int:
         """Come back to the mark, if what is in common reaches there, or start over."""
-        mark = self._mark
-        if mark is None or mark.tokens > common:
+        if self._mark is None or self.marked > common:
             self._start_over()
             return 0
-        self.transaction.back_to(mark.caches, len(self.tokens) - mark.tokens)
-        if mark.drafter is not None:
-            mark.drafter()
-        del self.tokens[mark.tokens :]
-        return mark.tokens
+        count, caches, restore_drafter = self._mark
+        self.transaction.back_to(caches, len(self.tokens) - count)
+        if restore_drafter is not None:
+            restore_drafter()
+        del self.tokens[count:]
+        return count
 
     def take_in(self, tokens: Sequence[int]) -> None:
         """Compute a part of a prompt, for good; where that fails, the session starts over."""

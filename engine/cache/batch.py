@@ -30,25 +30,23 @@ MERGED = (KVCache, RestoredKV, WindowedKV, SlidingRing, ArraysCache)
 class RaggedKV(_BaseCache):
     """One layer's cache for S sequences: plain, or sliding with or without pinned entries."""
 
-    def __init__(self, keys: mx.array, values: mx.array, caches: Sequence[Any]) -> None:
-        """Use buffers [S, KV heads, rows, head dim] with the rows of ``caches``, one each."""
-        self.keys, self.values = keys, values
+    def __init__(self, caches: Sequence[Any]) -> None:
+        """Copy the caches of one layer in different sequences, of one kind and none of them empty."""
+        if len({layout(cache) for cache in caches}) > 1:
+            raise ValueError("sequences of a batch need the same window, headroom and pinned entries")
         self.window, self.headroom, self.sink = layout(caches[0])
         # Positions this far apart share a row of a ring; 0: none do.
         self._turn = self.window + self.headroom if self.headroom else 0
         self.lengths = [int(cache.offset) for cache in caches]
         self._floors = [cache.floor if self._turn else 0 for cache in caches]
         self._starts: list[int] | None = None  # lengths at `begin`; None outside of a transaction
+        rows = self.sink + self._turn if self._turn else whole_steps(max(self.lengths))
+        self.keys = mx.concatenate([_fitted(cache.keys, rows) for cache in caches])  # [S, KV heads, rows, D]
+        self.values = mx.concatenate([_fitted(cache.values, rows) for cache in caches])
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> "RaggedKV":
-        if len({layout(cache) for cache in caches}) > 1:
-            raise ValueError("sequences of a batch need the same window, headroom and pinned entries")
-        is_ring = type(caches[0]) is SlidingRing
-        rows = caches[0].capacity if is_ring else whole_steps(max(int(cache.offset) for cache in caches))
-        keys = mx.concatenate([_fitted(cache.keys, rows) for cache in caches])
-        values = mx.concatenate([_fitted(cache.values, rows) for cache in caches])
-        return cls(keys, values, caches)
+        return cls(caches)
 
     def extract(self, row: int) -> KVCache | SlidingRing:
         length = self.lengths[row]

@@ -84,15 +84,11 @@ class KVPolicy(policies.KVPolicy):
         else:
             chosen = sorted(self.numbers)
             if odd := [layer for layer in chosen if layer not in attending]:
-                raise ConfigurationError(
-                    f"--kv {self.spec}: layer {odd[0]} is no attention layer with a cache of its own; "
-                    f"those of this model are {', '.join(map(str, attending))}"
-                )
+                text = f"--kv {self.spec}: layer {odd[0]} is no attention layer with a cache of its own"
+                raise ConfigurationError(f"{text}; those of this model are {', '.join(map(str, attending))}")
         if self.source is not None and (odd := [layer for layer in chosen if layer in sliding]):
-            raise ConfigurationError(
-                f"--kv {self.spec}: layer {odd[0]} slides and evicts nothing that could be restored; "
-                "use @full"
-            )
+            text = f"layer {odd[0]} slides and evicts nothing that could be restored; use @full"
+            raise ConfigurationError(f"--kv {self.spec}: {text}")
         if not chosen:
             raise ConfigurationError(f"--kv {self.spec} applies to no layer of this model; use --kv native")
         return chosen

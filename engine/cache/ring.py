@@ -91,8 +91,6 @@ class SlidingRing(_BaseCache):
         self._promised = 0  # positions announced to `begin`
         self._tables: dict[int, mx.array] = {}
 
-    # --- transaction -------------------------------------------------------------------------------
-
     def begin(self, positions: int) -> None:
         if self._pending is not None:
             raise ValueError("a transaction is already open on this ring")
@@ -128,8 +126,6 @@ class SlidingRing(_BaseCache):
         if count:
             self._chunk = None
 
-    # --- for engines without transactions ---------------------------------------------------------------
-
     def is_trimmable(self) -> bool:
         return self._pending is None
 
@@ -141,8 +137,6 @@ class SlidingRing(_BaseCache):
             raise ValueError(f"cannot trim {count} of {self.offset} positions: {bound}")
         self.rewind(count)
         return count
-
-    # --- what a model's layer calls -----------------------------------------------------------------
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append rows [1, KV heads, N, head dim]; return the rows that `make_mask` describes."""
@@ -195,8 +189,6 @@ class SlidingRing(_BaseCache):
         self._began, self._chunk = self.offset, None
         self.offset += count
 
-    # --- where rows are -----------------------------------------------------------------------------
-
     @property
     def _turn(self) -> int:
         """Positions this far apart share a row."""
@@ -246,8 +238,6 @@ class SlidingRing(_BaseCache):
             self._tables[window] = (since >= 0) & (since < window)
         return self._tables[window]
 
-    # --- chunks longer than the headroom ----------------------------------------------------------------
-
     def _is_long(self, new: int) -> bool:
         """Whether new rows would overwrite what their own first query sees."""
         return new > self.headroom + 1 and self.offset + new > self.capacity
@@ -276,8 +266,6 @@ class SlidingRing(_BaseCache):
         recent = max(self.offset - self.window + 1, pinned) if self._is_long(new) else pinned
         held = mx.concatenate([mx.arange(pinned), mx.arange(recent, end)])[None]
         return sees(mx.arange(self.offset, end)[:, None], held, window, self.sink)
-
-    # --- what mlx-lm and accounting ask ----------------------------------------------------------------
 
     @property
     def state(self) -> Any:

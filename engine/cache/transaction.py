@@ -34,9 +34,9 @@ class TransactionBase:
     def __init__(self, model: Any, caches: Sequence[Any]) -> None:
         """Listen to the model's modules, until `close`, where a state can only go back by a replay."""
         self.caches = list(caches)
-        members = list({id(member): member for cache in caches for member in members_of(cache)}.values())
-        self._members, self._recurrent = members, [each for each in members if type(each) is ArraysCache]
-        self._wiring = Wiring.of(model) if self._recurrent else None
+        members = {id(member): member for cache in caches for member in members_of(cache)}.values()
+        self._members = list(members)
+        self._wiring = Wiring.of(model) if ArraysCache in map(type, members) else None
         self._rollbacks = [self._rollback(member) for member in members]
         bounds = [member.headroom for member in members if getattr(member, "headroom", 0)]
         # The most positions `begin` takes, those of uncached tokens included; None: any number.
@@ -86,7 +86,7 @@ class TransactionBase:
         """Abort what is open and give the model's modules their classes back; idempotent."""
         self.abort()
         if self._wiring is not None:
-            self._wiring.release(self._recurrent)
+            self._wiring.release(self._members)
             self._wiring = None
 
 

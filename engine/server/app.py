@@ -38,17 +38,6 @@ PORT = re.compile(r"(?<=[^:]):[0-9]{0,5}\Z")  # of a Host header
 LONGEST_SHOWN = 100  # characters of a value in a message
 
 
-def new_app(
-    service: Service, metrics: Metrics, rules: "AccessRules", *, log_content: bool = False
-) -> ASGIApp:
-    guarded: ASGIApp = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
-    if rules.origins:  # outermost, because a browser asks before it sends a key
-        return CORSMiddleware(
-            guarded, allow_origins=rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
-    return guarded
-
-
 # --- who may ask ----------------------------------------------------------------------------------------
 
 
@@ -185,6 +174,14 @@ class BoundedProtocol(H11Protocol):
 # --- the routes -----------------------------------------------------------------------------------------
 
 
+def new_app(service: Service, metrics: Metrics, rules: AccessRules, *, log_content: bool = False) -> ASGIApp:
+    """Make the application with its guard; `log_content` writes prompts and answers to the log."""
+    app: ASGIApp = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
+    if rules.origins:  # outermost, because a browser asks before it sends a key
+        app = CORSMiddleware(app, rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    return app
+
+
 def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAPI:
     """Make the routes without the guard; the service is closed with the application."""
 
@@ -312,9 +309,6 @@ def _amend_openapi(found: dict[str, Any]) -> None:
         for operation in methods.values():
             operation["responses"].pop("422", None)
             operation["security"] = [] if path in KEYLESS_PATHS else [{"key": []}]
-
-
-# --- errors ---------------------------------------------------------------------------------------------
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -153,17 +153,15 @@ def needs_grammar(request: schema.AnyRequest) -> bool:
 
 
 @refusing("response_format")
-def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar | None:
-    """Compile the grammar of an answer; None for free text; raise Refusal."""
+def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar:
+    """Compile the grammar of an answer that needs one; raise Refusal."""
     form = request.response_format
     if isinstance(request, schema.ChatRequest) and _demands_call(request):
         if form is not None and form.type != "text":
             text = "response_format and a tool_choice that demands a call cannot both hold; leave one out"
             raise invalid("response_format", text)
         return Grammar.lark(model.vocabulary, _call_grammar(request, model, prompt))
-    if form is None or form.type == "text":
-        return None
-    wanted = form.json_schema.schema_ if form.type == "json_schema" else ANY_OBJECT
+    wanted = form.json_schema.schema_ if isinstance(form, schema.JsonSchemaFormat) else ANY_OBJECT
     if not (isinstance(request, schema.ChatRequest) and model.target.tokenizer.has_thinking):
         return Grammar.json_schema(model.vocabulary, wanted)
     return Grammar.lark(model.vocabulary, _after_reasoning(f"%json {_styled(wanted)}", model, prompt))

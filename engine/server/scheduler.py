@@ -191,35 +191,33 @@ class Scheduler:
         while self._leases:
             lease = self._leases[0]
             name = lease.entry.name
-            model = self._models.get(name) or self._load(lease)
-            if model is None and not lease.granted.done():
+            try:
+                model = self._models.get(name) or self._load(lease.entry)
+            except Exception as error:
+                self._leases.popleft().granted.set_exception(error)
+                continue
+            if model is None:
                 return
             self._leases.popleft()
-            if model is not None:
-                self._models[name] = self._models.pop(name)
-                self._leased[name] = self._leased.get(name, 0) + 1
-                lease.granted.set_result(model)
+            self._models[name] = self._models.pop(name, model)
+            self._leased[name] = self._leased.get(name, 0) + 1
+            lease.granted.set_result(model)
 
-    def _load(self, lease: ModelLease) -> LoadedModel | None:
-        """Load a model; None where the limit is reached, or, with the lease failed, it cannot be loaded."""
-        name = lease.entry.name
-        try:
-            load = self._find(lease.entry)  # before another model is unloaded for it
-            if len(self._models) >= self._limits.models:
-                unused = [each for each in self._models if not self._leased.get(each)]
-                if not unused:
-                    return None
-                logger.info("unloading %s", unused[0])
-                self._sessions.close(unused[0])
-                del self._models[unused[0]]
-                mx.clear_cache()
-            started = perf_counter()
-            logger.info("loading %s", name)
-            self._models[name] = model = load()
-        except Exception as error:
-            lease.granted.set_exception(error)
-            return None
-        logger.info("loaded %s in %.1f s", name, perf_counter() - started)
+    def _load(self, entry: ModelEntry) -> LoadedModel | None:
+        """Load a model; None where the limit is reached."""
+        load = self._find(entry)  # before another model is unloaded for it
+        if len(self._models) >= self._limits.models:
+            unused = [each for each in self._models if not self._leased.get(each)]
+            if not unused:
+                return None
+            logger.info("unloading %s", unused[0])
+            self._sessions.close(unused[0])
+            del self._models[unused[0]]
+            mx.clear_cache()
+        started = perf_counter()
+        logger.info("loading %s", entry.name)
+        model = load()
+        logger.info("loaded %s in %.1f s", entry.name, perf_counter() - started)
         return model
 
     def _admit(self) -> None:

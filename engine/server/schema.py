@@ -24,8 +24,6 @@ MOST_BIASES = 1024
 MOST_TOOLS = 128
 MOST_LOGPROBS = 20
 
-# --- errors ----------------------------------------------------------------------------------------------
-
 # status -> (OpenAI's type of the error, what it means here)
 ERRORS = {
     400: ("invalid_request_error", "A value is wrong; `param` names the field"),
@@ -95,8 +93,6 @@ def refusing(param: str) -> Iterator[None]:
     except errors.EngineError as error:
         raise refusal_of(error, param) from error
 
-
-# --- features of OpenAI's that are refused --------------------------------------------------------------
 
 # field -> (values that ask for nothing, which clients send by default; the feature)
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -463,11 +459,16 @@ class ToolCallReply(Reply):
     index: int | None = _omitted()
 
 
-class ChatMessage(Reply):
-    role: Literal["assistant"] = "assistant"
-    content: str | None
+class Delta(Reply):
+    role: Literal["assistant"] | None = _omitted()
+    content: str | None = _omitted()
     reasoning: str | None = _omitted()
     tool_calls: list[ToolCallReply] | None = _omitted()
+
+
+class ChatMessage(Delta):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
 
 
 class ChatChoice(Reply):
@@ -489,13 +490,6 @@ class ChatCompletion(Head):
     choices: list[ChatChoice]
     usage: Usage
     x_kakeya: Provenance
-
-
-class Delta(Reply):
-    role: Literal["assistant"] | None = _omitted()
-    content: str | None = _omitted()
-    reasoning: str | None = _omitted()
-    tool_calls: list[ToolCallReply] | None = _omitted()
 
 
 class ChunkChoice(Reply):

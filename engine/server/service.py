@@ -161,6 +161,8 @@ class Service:
         grammar = None
         if needs_grammar(request):
             grammar = await run(self._compiling, grammar_of, request, model, prompt)
+        bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
+        refuse_tokens("logit_bias", bias, model)
         block = model.block if request.block is None and request.drafter != "none" else request.block
         decode_request = DecodeRequest(
             prompt=prompt.tokens,
@@ -173,7 +175,7 @@ class Service:
             stop_texts=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
             logprobs=logprobs,
             penalties={name: value for name in PENALTIES if (value := getattr(request, name))},
-            bias=_bias(request, model),
+            bias=bias,
             grammar=grammar,
             owner=owner,
         )
@@ -190,22 +192,12 @@ class Service:
 
 
 def _sampling(request: schema.CompletionRequest) -> Sampling:
-    sampling = Sampling(
-        temperature=request.temperature or 0.0,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        min_p=request.min_p or 0.0,
-        top_k=request.top_k or 0,
-        seed=None if request.seed is None else request.seed % 2**63,  # clients send negative ones too
-    )
+    given = {name: getattr(request, name) for name in ("temperature", "top_p", "min_p", "top_k")}
+    seed = None if request.seed is None else request.seed % 2**63  # clients send negative ones too
+    sampling = Sampling(**{name: value for name, value in given.items() if value is not None}, seed=seed)
     with refusing("temperature"):
         sampling.check()
     return sampling
-
-
-def _bias(request: schema.CompletionRequest, model: LoadedModel) -> dict[int, float]:
-    bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
-    refuse_tokens("logit_bias", bias, model)
-    return bias
 
 
 class CompletionResponse(Response):
@@ -222,7 +214,6 @@ class CompletionResponse(Response):
         super().__init__()
         self._service, self._request, self._record = service, request, record
         self._log_content = log_content
-        self._started = False  # the status was sent
 
     async def __call__(self, _: Message, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
@@ -269,7 +260,7 @@ class CompletionResponse(Response):
             if isinstance(ended := batch[-1], DecodeFinished):
                 body = builder.complete(ended).model_dump_json().encode()
                 self._note(builder, ended)
-                self._started, self._record.status = True, 200
+                self._record.status = 200
                 await Response(body, media_type="application/json")({"type": "http"}, NO_RECEIVE, send)
                 return
             if self._record.first_s is not None:
@@ -277,7 +268,7 @@ class CompletionResponse(Response):
 
     async def _stream(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
         batch = await events.next(KEEPALIVE_S)
-        self._started, self._record.status = True, 200
+        self._record.status = 200
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
         body = _framed(builder.begin())
         while not (batch and isinstance(batch[-1], DecodeFinished)):
@@ -311,13 +302,13 @@ class CompletionResponse(Response):
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         """Send an error document with its status, or as the last event of a stream that has started."""
         self._record.error = refusal.code
-        if not self._started:
-            self._started, self._record.status = True, refusal.status
+        if self._record.status:
+            self._record.finish = "failed"
+            body = b"data: " + json.dumps(refusal.document()).encode() + b"\n\n"
+            await send({"type": "http.response.body", "body": body})
+        else:
+            self._record.status = refusal.status
             await send_refusal(send, refusal)
-            return
-        self._record.finish = "failed"
-        body = b"data: " + json.dumps(refusal.document()).encode() + b"\n\n"
-        await send({"type": "http.response.body", "body": body})
 
 
 def _framed(chunks: Iterable[schema.Reply]) -> bytes:

@@ -51,9 +51,6 @@ class CachedSession:
         caches = sum(int(cache.nbytes) for cache in session.caches) + session.mark_nbytes
         return caches + (drafter.nbytes if drafter is not None else 0)
 
-    def common(self, prompt: Sequence[int]) -> int:
-        return common_length(self.session.tokens, prompt)
-
     def close(self) -> None:
         try:
             self.session.close()
@@ -81,9 +78,9 @@ class SessionCache:
         than one that mostly holds other text, which is left for its own conversation.
         """
         own = [cached for cached in self._idle if cached.key == key]
-        best = max(own, key=lambda cached: cached.common(prompt), default=None)
+        best = max(own, key=lambda cached: common_length(cached.session.tokens, prompt), default=None)
         if best is not None:
-            common = best.common(prompt)
+            common = common_length(best.session.tokens, prompt)
             alike = common >= LIKENESS * len(best.session.tokens) or common >= best.session.marked > 0
             if alike or len(self._idle) >= self._most:
                 self._idle.remove(best)
