@@ -101,9 +101,7 @@ class Session(AbstractContextManager["Session"]):
         return common
 
     def mark(self) -> None:
-        """Remember the present state, and no earlier one, for `resume` to come back to where it cannot go
-        back as far as it is asked.
-        """
+        """Remember the present state for `resume` to come back to where it cannot go back as far as asked."""
         if self._restoration is None and not self.transaction.uncached:
             drafter = self.drafter.mark() if self.drafter else None
             self._mark = len(self.tokens), self.transaction.mark(), drafter
@@ -161,18 +159,13 @@ class Session(AbstractContextManager["Session"]):
         return self.target.forward(tokens, self.caches, self._hooks)
 
     def commit(self, tokens: Sequence[int], rows: mx.array | None) -> None:
-        """Keep the positions of these tokens and those not cached yet; ``rows``, [1, at least N, K·hidden],
-        are hidden states there and perhaps at more positions.
-        """
+        """Keep the positions of these N tokens; ``rows`` are hidden states, [1, at least N, K·hidden]."""
         self.transaction.commit(self.transaction.uncached + len(tokens))
         self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
 
     @contextmanager
     def guarded(self) -> Iterator[Callable[[], None]]:
-        """Use the session for one continuation, which ends when another begins; no transaction is left open.
-
-        Yields a check that raises ValueError if another continuation was started.
-        """
+        """Use the session for one continuation; the check raises ValueError once another has begun."""
         self.transaction.abort()
         self._turn = turn = object()
 

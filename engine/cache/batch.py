@@ -99,12 +99,7 @@ class RaggedKV(_BaseCache):
             self._floors = [max(floor, length - self._turn) for floor, length in pairs]
         return self.keys[..., :rows, :], self.values[..., :rows, :]
 
-    def make_mask(
-        self,
-        N: int,  # noqa: N803 - the name models call it by
-        window_size: int | None = None,
-        return_array: bool = False,  # noqa: ARG002 - it always is one
-    ) -> mx.array:
+    def make_mask(self, N: int, window_size: int | None = None, **_: Any) -> mx.array:  # noqa: N803
         """Which rows N new queries of every sequence see, bool [S, 1, N, rows]."""
         query = (self.offset[:, None] + mx.arange(N))[:, None, :, None]  # [S, 1, N, 1]
         row = mx.arange(self._rows(N))
@@ -163,9 +158,7 @@ def refuse_single(model: Any, sequences: Sequence[Sequence[Any]]) -> None:
 
 
 def merge(model: Any, sequences: Sequence[Sequence[Any]]) -> list[Any]:
-    """Copy the caches of sequences with the same headroom, prompts computed, to those of a batch; ModelError
-    where a layer's cache cannot be batched, ValueError where one is empty.
-    """
+    """Copy the caches of sequences, prompts computed; ModelError where a layer's cache cannot be batched."""
     refuse_single(model, sequences)
     return [_merged(layer) for layer in zip(*sequences, strict=True)]
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import _BaseCache
 
 from engine.cache.codecs.base import Codec, CodedRows, Parts
+from engine.cache.ring import Mask
 
 MakeCodec = Callable[[int], Codec]
 
@@ -57,14 +58,9 @@ class CodedKV(_BaseCache):
     def _read(self, codec: Codec, parts: Parts) -> Any:
         return CodedRows(codec, parts) if self.attended else codec.decode(parts, self._dtype)
 
-    def make_mask(
-        self,
-        N: int,  # noqa: N803 - the name models call it by
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> mx.array | str | None:
+    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Mask:  # noqa: N803
         given = {"window_size": window_size, "return_array": return_array}
-        mask: mx.array | str | None = self.stores[0].make_mask(N, **given)
+        mask: Mask = self.stores[0].make_mask(N, **given)
         return mask
 
     def extract(self, row: int) -> "CodedKV":

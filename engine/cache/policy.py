@@ -16,7 +16,7 @@ from engine.cache.codecs.affine import Affine, Rotated
 from engine.cache.codecs.base import Codec
 from engine.cache.codecs.lattice import LatticeCompat, LatticePacked
 from engine.cache.coded import CodedKV
-from engine.cache.ring import SlidingRing, WindowedKV
+from engine.cache.ring import SlidingRing, WindowedKV, layout
 from engine.errors import ConfigurationError
 from evidence_format import policies
 
@@ -131,6 +131,4 @@ def _with_rings(cache: Any, headroom: int) -> Any:
 
 
 def _like(cache: Any) -> Any:
-    if type(cache) is SlidingRing:
-        return SlidingRing(cache.window, cache.headroom, cache.sink)
-    return KVCache()  # type: ignore[no-untyped-call]
+    return SlidingRing(*layout(cache)) if type(cache) is SlidingRing else KVCache()  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, _BaseCache
 
 STEP = 256  # rows by which buffers grow that have no bound
+Mask = mx.array | str | None  # as mlx-lm's `create_attention_mask` gives it, for a number of queries called N
 
 
 def widened(buffer: mx.array | None, rows: int, like: mx.array) -> mx.array:
@@ -51,16 +52,11 @@ class WindowedKV(KVCache):
         super().__init__()  # type: ignore[no-untyped-call]
         self.window, self.sink = window, sink
 
-    def make_mask(
-        self,
-        N: int,  # noqa: N803 - the name models call it by
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> mx.array | str | None:
+    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Mask:  # noqa: N803
         """Mask [N, offset + N] for N new queries; a query at q sees p ≤ q with p > q - window or p < sink."""
         window, end = min(window_size or self.window, self.window), self.offset + N
         if end <= window + self.sink:
-            plain: mx.array | str | None = super().make_mask(N, window_size=None, return_array=return_array)  # type: ignore[no-untyped-call]
+            plain: Mask = super().make_mask(N, window_size=None, return_array=return_array)  # type: ignore[no-untyped-call]
             return plain
         return sees(mx.arange(self.offset, end)[:, None], mx.arange(end)[None], window, self.sink)
 
@@ -155,12 +151,7 @@ class SlidingRing(_BaseCache):
             return self.keys, self.values
         return self.keys[..., :rows, :], self.values[..., :rows, :]
 
-    def make_mask(
-        self,
-        N: int,  # noqa: N803 - the name models call it by
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> mx.array | str | None:
+    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Mask:  # noqa: N803
         """Mask [N, rows] for N new queries over the rows `update_and_fetch` will return (True: visible)."""
         window = min(window_size or self.window, self.window)
         end = self.offset + N

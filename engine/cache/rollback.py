@@ -62,10 +62,7 @@ class Rollback:
 
 
 class SnapshotRollback(Rollback):
-    """Any other cache: it is put back as it was, and the caller feeds what it keeps once more.
-
-    The first write after `begin` copies an array: a round costs the size of the cache, not of the block.
-    """
+    """Any other cache is put back as it was; a round costs the size of the cache, not of the block."""
 
     _snapshot: "Snapshot | None" = None
 
@@ -109,15 +106,11 @@ class RecurrentRollback(SnapshotRollback):
         self._record(positions if positions > 1 else 0, list(self._cache.cache))
 
     def divide(self, kept: int) -> bool:
-        """Run the recorded calls on ``kept`` positions; `abort` is to follow False: a call cannot be cut, or
-        something else changed the state.
-        """
+        """Run the recorded calls on ``kept`` positions; False, to be followed by `abort`, where it cannot."""
         return self._replayed([call.cut(kept) for call in self.calls], kept)
 
     def divide_rows(self, kept: Sequence[int]) -> bool:
-        """Run all positions, those behind ``kept[s]`` of sequence s masked and cut off by ``lengths``, as
-        mlx-lm does with prompts of different lengths; False where a module takes no mask.
-        """
+        """Run all positions, those behind ``kept[s]`` masked, as mlx-lm does with ragged prompts."""
         if self._snapshot is None:
             return False
         if not self.positions:  # of a single position: the new state or the old one

@@ -42,13 +42,8 @@ class TracedKV:
         self.keys = mx.slice_update(self.keys, keys, self.offset, axes=[2])
         self.values = mx.slice_update(self.values, values, self.offset, axes=[2])
 
-    def make_mask(
-        self,
-        N: int,  # noqa: ARG002, N803 - the mask was made for it; the name models call it by
-        window_size: int | None = None,  # noqa: ARG002 - the cache's own, which decides
-        return_array: bool = False,  # noqa: ARG002 - it always is one
-    ) -> mx.array:
-        """Which of the buffers' first rows N new queries see, bool [N, rows]."""
+    def make_mask(self, *_: Any, **__: Any) -> mx.array:
+        """Which of the buffers' first rows the queries of this forward see, bool [N, rows]."""
         return self._mask
 
 
@@ -60,12 +55,8 @@ class TracedRing(TracedKV):
         self.values[:, :, self._places] = values
 
 
-STAND_INS: dict[type, type[TracedKV]] = {
-    KVCache: TracedKV,
-    RestoredKV: TracedKV,
-    WindowedKV: TracedKV,
-    SlidingRing: TracedRing,
-}
+STAND_INS: dict[type, type[TracedKV]] = dict.fromkeys((KVCache, RestoredKV, WindowedKV), TracedKV)
+STAND_INS[SlidingRing] = TracedRing
 
 
 def traceable(caches: Sequence[Any]) -> bool:

@@ -15,7 +15,7 @@ from engine.errors import PromptError, wrap_errors
 from engine.generate import THINKING_NAMES
 from engine.grammar import JSON_STYLE, Grammar, nameless
 from engine.server import schema
-from engine.server.schema import Refusal, invalid, refusing, unsupported
+from engine.server.schema import invalid, refusing, unsupported
 from engine.server.sessions import LoadedModel
 from engine.session import common_length
 
@@ -56,7 +56,7 @@ def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedProm
     refused = f"{model.entry.name}: the conversation does not go through the chat template"
     with wrap_errors(lambda reason: PromptError(f"{refused}: {reason}")):
         process_message_content(turns)  # all contents are texts now
-        _check_characters((turn["content"] for turn in turns), model, "messages")
+        _refuse_long(sum(len(turn["content"]) for turn in turns), "characters", model, "messages")
 
         def render(*, answer: bool) -> list[int]:
             rendered = tokenizer.apply_chat_template(
@@ -78,20 +78,13 @@ def text_prompt(request: schema.TextRequest, model: LoadedModel) -> RenderedProm
     given: Any = request.prompt
     prompt = given[0] if isinstance(given, list) and not isinstance(given[0], int) else given
     if isinstance(prompt, str):
-        _check_characters([prompt], model, "prompt")
+        _refuse_long(len(prompt), "characters", model, "prompt")
         with wrap_errors(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
             tokens = [int(token) for token in model.target.tokenizer.encode(prompt)]
     else:
         tokens = prompt
-        refuse_tokens("prompt", tokens, model, code="invalid_prompt")
+        model.refuse_tokens("prompt", tokens, code="invalid_prompt")
     return _checked(RenderedPrompt(tokens, len(tokens) - 1), model, "prompt")
-
-
-def refuse_tokens(param: str, tokens: Iterable[int], model: LoadedModel, **code: str) -> None:
-    most = model.target.target.vocab_size
-    if odd := [token for token in tokens if token >= most]:
-        text = f"{param}: {odd[0]} is no token of this model, whose ids end at {most - 1}"
-        raise invalid(param, text, **code)
 
 
 def _callable(request: schema.ChatRequest) -> list[schema.Tool]:
@@ -124,24 +117,20 @@ def has_switch(model: LoadedModel, names: Iterable[str]) -> bool:
     return not isinstance(template, str) or any(name in template for name in names)
 
 
-def _check_characters(texts: Iterable[str], model: LoadedModel, param: str) -> None:
-    """Refuse texts that cannot fit before they are tokenized, which takes seconds for long ones."""
-    size = sum(map(len, texts))
-    if model.context is not None and size > model.context * model.longest_token:
-        raise _too_long(f"{size} characters", model, param)
+def _refuse_long(size: int, unit: str, model: LoadedModel, param: str) -> None:
+    """Refuse what does not fit, characters before they are tokenized, which takes seconds for long texts."""
+    if model.context is None:
+        return
+    if size > (model.context - 1 if unit == "tokens" else model.context * model.longest_token):
+        takes = f"{model.entry.name} takes {model.context} tokens, those of the answer included"
+        raise invalid(param, f"the prompt has {size} {unit}; {takes}", code="context_length_exceeded")
 
 
 def _checked(prompt: RenderedPrompt, model: LoadedModel, param: str) -> RenderedPrompt:
     if not prompt.tokens:
         raise invalid(param, f"{param}: the prompt is empty", code="invalid_prompt")
-    if model.context is not None and len(prompt.tokens) >= model.context:
-        raise _too_long(f"{len(prompt.tokens)} tokens", model, param)
+    _refuse_long(len(prompt.tokens), "tokens", model, param)
     return prompt
-
-
-def _too_long(size: str, model: LoadedModel, param: str) -> Refusal:
-    takes = f"{model.entry.name} takes {model.context} tokens, those of the answer included"
-    return invalid(param, f"the prompt has {size}; {takes}", code="context_length_exceeded")
 
 
 # --- grammars -------------------------------------------------------------------------------------------

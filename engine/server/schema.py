@@ -129,12 +129,9 @@ def refuse_unsupported(fields: Any) -> Any:
     kept = {name: value for name, value in fields.items() if name not in UNSUPPORTED}
     if isinstance(messages := fields.get("messages"), list):
         kept["messages"] = [_supported_message(message, index) for index, message in enumerate(messages)]
-    prompts = fields.get("prompt")
-    if (
-        isinstance(prompts, list)
-        and len(prompts) != 1
-        and any(isinstance(each, str | list) for each in prompts)
-    ):
+    prompts: Any = fields.get("prompt")
+    several = isinstance(prompts, list) and any(isinstance(each, str | list) for each in prompts)
+    if several and len(prompts) != 1:
         raise invalid("prompt", f"a request has one prompt, not {len(prompts)}")
     return kept
 
@@ -179,6 +176,7 @@ Many = Annotated[list[Item], Field(fail_fast=True)]  # one error suffices for a 
 Text = Annotated[str, AfterValidator(_encodable)]
 Json = Annotated[dict[str, Any], AfterValidator(_serializable)]
 StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
+Count = Annotated[int, Field(ge=1)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -268,7 +266,7 @@ class CompletionRequest(RequestPart):
     model: Text | None = Field(None, description="An id of /v1/models; the default model if left out.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Greedy by default.")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
@@ -288,14 +286,10 @@ class CompletionRequest(RequestPart):
     prompt_cache_key: Text | None = None
     prompt_cache_retention: Text | None = None
     kv_channel: Text | None = Field(None, description="How keys and values are kept; one the model allows.")
-    block: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
-        None, description="Tokens of a verify forward; 1 is plain decoding."
-    )
+    block: Count | Literal["auto"] | None = Field(None, description="Tokens a forward; 1 is plain decoding.")
     drafter: Drafting | None = Field(None, description="What drafts; `none` is plain decoding.")
     return_token_ids: bool | None = Field(None, description="Put the tokens into `x_kakeya`.")
-    return_rounds: bool | None = Field(
-        None, description="Put every round, and what the caches hold at the end, into `x_kakeya`."
-    )
+    return_rounds: bool | None = Field(None, description="Put every round and the caches into `x_kakeya`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -305,16 +299,14 @@ class CompletionRequest(RequestPart):
 
 class ChatRequest(CompletionRequest):
     messages: Annotated[Many[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    chat_template_kwargs: Json | None = Field(
-        None, description="Switches of the model's chat template, such as `enable_thinking`."
-    )
+    chat_template_kwargs: Json | None = Field(None, description="Switches of the model's chat template.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -381,8 +373,6 @@ class Usage(Reply):
 
 
 class CodedValues(Reply):
-    """What coded layers store: the numbers of these layers, how many values, in how many bytes."""
-
     layers: list[int]
     values: int
     bytes: int
@@ -417,9 +407,7 @@ class Provenance(Reply):
     cache_strategy: str | None = _omitted("How an external engine was given the channel's caches.")
     token_ids: list[int] | None = _omitted()
     prompt_token_ids: list[int] | None = _omitted()
-    rounds: list[tuple[int, int, float, float]] | None = _omitted(
-        "Block, accepted, draft_s and verify_s of every forward after the prompt's."
-    )
+    rounds: list[tuple[int, int, float, float]] | None = _omitted("Block, accepted, draft_s, verify_s.")
     kept_positions: int | None = _omitted("The most that a layer with a window still sees.")
     coded: CodedValues | None = _omitted()
 

@@ -26,7 +26,6 @@ from engine.session import Session
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
 
-OUR_ENGINE = "kakeya"
 FIRST_ENDED = "the answer ended with its first token"
 NOT_FASTER = "the drafter had nothing to propose, or plain steps were the faster ones here"
 
@@ -62,7 +61,7 @@ class DecodeFinished:
     why_off: str | None
     queue_s: float
     cached_tokens: int = 0
-    engine: str = OUR_ENGINE
+    engine: str = "kakeya"
     fallback_from: str | None = None  # the model's external engine, where it cannot decode this request
     cache_strategy: str | None = None  # of an external engine
     external_counts: DraftCounts | None = None  # of an external engine that drafts

@@ -22,14 +22,7 @@ from engine.registry import LONGEST_POLICY, Channel, Registry
 from engine.sampling import Sampling
 from engine.server import schema
 from engine.server.metrics import RequestRecord
-from engine.server.prompting import (
-    RenderedPrompt,
-    chat_prompt,
-    grammar_of,
-    needs_grammar,
-    refuse_tokens,
-    text_prompt,
-)
+from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompt
 from engine.server.response import ChatResponseBuilder, ResponseBuilder, TextResponseBuilder
 from engine.server.scheduler import Scheduler
 from engine.server.schema import Refusal, invalid, refusal_of, refusing
@@ -162,7 +155,7 @@ class Service:
         if needs_grammar(request):
             grammar = await run(self._compiling, grammar_of, request, model, prompt)
         bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
-        refuse_tokens("logit_bias", bias, model)
+        model.refuse_tokens("logit_bias", bias)
         block = model.block if request.block is None and request.drafter != "none" else request.block
         decode_request = DecodeRequest(
             prompt=prompt.tokens,
@@ -201,10 +194,7 @@ def _sampling(request: schema.CompletionRequest) -> Sampling:
 
 
 class CompletionResponse(Response):
-    """Answers one request; its status waits for the engine's first event, because the engine may refuse it.
-
-    Where that takes long, a stream begins nevertheless, and comments keep it alive.
-    """
+    """Answers one request; the status waits for the engine's first event, since the engine may refuse."""
 
     stalled_s: ClassVar[float] = 60.0  # how long a client may accept nothing before its request is cancelled
 

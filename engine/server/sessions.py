@@ -5,7 +5,7 @@ For the engine's thread alone; those that prepare requests read a model's tokeni
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -74,9 +74,7 @@ class SessionCache:
     def take(
         self, key: SessionKey, prompt: Sequence[int], make: Callable[[], CachedSession]
     ) -> CachedSession:
-        """Return the session that holds the most of a prompt; while the cache is not full, a new one rather
-        than one that mostly holds other text, which is left for its own conversation.
-        """
+        """Return the session with the most of a prompt, or a new one rather than another conversation's."""
         own = [cached for cached in self._idle if cached.key == key]
         best = max(own, key=lambda cached: common_length(cached.session.tokens, prompt), default=None)
         if best is not None:
@@ -157,6 +155,12 @@ class LoadedModel:
         """Positions of prompt and answer together; None for no bound."""
         known = [bound for bound in (self.target.context, self.entry.context) if bound is not None]
         return min(known, default=None)
+
+    def refuse_tokens(self, param: str, tokens: Iterable[int], **code: str) -> None:
+        most = self.target.target.vocab_size
+        if odd := [token for token in tokens if token >= most]:
+            text = f"{param}: {odd[0]} is no token of this model, whose ids end at {most - 1}"
+            raise invalid(param, text, **code)
 
     def drafter(self, word: str) -> LoadedDrafter | None:
         if self.external is not None:
