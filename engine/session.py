@@ -165,7 +165,7 @@ class Session(AbstractContextManager["Session"]):
 
     @contextmanager
     def guarded(self) -> Iterator[Callable[[], None]]:
-        """Use the session for one continuation; the check raises ValueError once another has begun."""
+        """Use the session for one continuation; the check raises ValueError once another starts."""
         self.transaction.abort()
         self._turn = turn = object()
 

@@ -69,7 +69,7 @@ def stores_of(caches: Sequence[Any]) -> list[Any]:
 
 
 def stood_in(caches: Sequence[Any], stand_ins: Sequence[TracedKV]) -> list[Any]:
-    """Put stand-ins in the places of `stores_of`, those of a coded cache under its code."""
+    """Put traced caches in the places of `stores_of`, those of a coded cache under its code."""
     given = iter(stand_ins)
     return [
         cache.over([next(given) for _ in cache.stores]) if type(cache) is CodedKV else next(given)

@@ -45,7 +45,7 @@ LONGEST_SHOWN = 100  # characters of a value in a message
 class AccessRules:
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; empty where none is needed
     hosts: tuple[str, ...] = ()  # names that a Host header may have; empty for any
-    origins: tuple[str, ...] = ()  # of web pages that may ask; * stands for any
+    origins: tuple[str, ...] = ()  # of web pages that may ask; * for any
     largest_body: int = 2**20  # bytes
     body_s: float = 30.0  # in which the whole body has to arrive
 
@@ -235,18 +235,13 @@ def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
     @api.get("/v1/models", responses=_refusals(401, 403))
     async def models() -> schema.ModelList:
         """The registry's models, each once by its name and once for each KV channel."""
-        found = []
-        for entry in service.registry.entries:
-            ids = {entry.name: entry.default_channel}
-            ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
-            found += _cards(service, entry, ids)
-        return schema.ModelList(data=found)
+        return schema.ModelList(data=cards(service))
 
     @api.get("/v1/models/{identifier}", responses=_refusals(400, 401, 403, 404))
     async def model(identifier: Annotated[str, Path(max_length=200)]) -> schema.ModelReply:
         """One of them."""
         entry, channel = service.registry.resolve(identifier)
-        return _cards(service, entry, {identifier: channel.name})[0]
+        return _cards_of(service, entry, {identifier: channel.name})[0]
 
     @api.get("/health", responses={503: {"model": schema.Health}})
     async def health(response: Response) -> schema.Health:
@@ -276,7 +271,16 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": schema.ErrorReply, "description": ERRORS[status][1]} for status in statuses}
 
 
-def _cards(service: Service, entry: ModelEntry, channels: Mapping[str, str]) -> list[schema.ModelReply]:
+def cards(service: Service) -> list[schema.ModelReply]:
+    found = []
+    for entry in service.registry.entries:
+        ids = {entry.name: entry.default_channel}
+        ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
+        found += _cards_of(service, entry, ids)
+    return found
+
+
+def _cards_of(service: Service, entry: ModelEntry, channels: Mapping[str, str]) -> list[schema.ModelReply]:
     why_not = None
     try:
         locate(entry, Places.of_machine())
@@ -292,11 +296,11 @@ def _cards(service: Service, entry: ModelEntry, channels: Mapping[str, str]) -> 
         "why_not": why_not,
         "loaded": entry.name in service.scheduler.stats.models,
     }
-    cards = []
+    found = []
     for name, channel in channels.items():
         own = {"kv_channel": channel, "default": name == service.registry.default}
-        cards.append(schema.ModelReply(id=name, created=STARTED, x_kakeya=about | own))
-    return cards
+        found.append(schema.ModelReply(id=name, created=STARTED, x_kakeya=about | own))
+    return found
 
 
 def _amend_openapi(found: dict[str, Any]) -> None:

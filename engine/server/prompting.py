@@ -65,7 +65,7 @@ def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedProm
             return [int(token) for token in rendered]
 
         tokens, history = render(answer=True), render(answer=False)
-    state = "normal"  # whether the template has begun the reasoning, as mlx-lm's server finds out
+    state = "normal"  # whether the template opens the reasoning, as mlx-lm's server finds out
     if tokenizer.has_thinking and tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens):
         state = "reasoning"
     state = str(tokenizer.response_initial_state or state)
