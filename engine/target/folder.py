@@ -13,15 +13,17 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
+from pydantic import Field, Strict, TypeAdapter, ValidationError
 
 from engine.errors import ModelError
 from evidence_format import weights
 from evidence_format.model import Model
+from evidence_format.parse import faults_of
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 SHAPES = (*SIZES, "intermediate_size", "num_key_value_heads", "head_dim")  # wrong ones misfit the weights
@@ -35,7 +37,34 @@ NEVER_GUESSED: dict[str, tuple[str, ...]] = {
     "sliding_window_pattern": ("layer_types", "_sliding_window_pattern"),
 }
 LARGEST_SIZE = 2**31  # positions and sizes are 32-bit numbers
+# How `faults_of` puts it → how errors of a model's folder do.
+FAULTS = {
+    r"^report: |\b\w+\.(?=\w+:)": "",
+    r"lacks '(\w+)'.*": r"\1 is missing",
+    "Value error, (.*), got .*": r"\1",
+    "has fewer than 1 entries": "is empty",
+    "Input should be ": "must be ",
+    "of type integer": "a whole number",
+    "of type array": "a list",
+    "at least 1,": "positive,",
+    ": (must|is) ": r" \1 ",
+    ", got ": ", not ",
+}
 PACKED = ("weight", "scales", "biases", "global_scale")  # arrays a packed matrix is stored in
+
+Size = Annotated[int, Strict(), Field(ge=1, lt=LARGEST_SIZE)]
+Index = Annotated[int, Strict(), Field(ge=0, lt=LARGEST_SIZE)]
+
+
+def validated(kind: Any, values: Any, where: str) -> Any:
+    """Values of a config.json as a type; ModelError with the first wrong field and its value."""
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        fault = faults_of(error)[0].message
+    for theirs, ours in FAULTS.items():
+        fault = re.sub(theirs, ours, fault)
+    raise ModelError(f"{where}: {fault}")
 
 
 def require_folder(folder: Path) -> None:
