@@ -33,14 +33,14 @@ from engine.draft_length import AdaptiveDraftLength
 from engine.drafters.autoregressive import CHUNK, UNSEEN, Autoregressive
 from engine.drafters.base import refuse_mismatch
 from engine.drafters.block import BlockDrafter
-from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
+from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import DrafterSpec, read_spec
+from engine.drafters.registry import DrafterSpec, diffusion_settings, read_spec
 from engine.errors import ConfigurationError, InputError, ModelError
 from engine.networks.dflash import Context
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
-from engine.networks.mdlm import classes, mask_token
+from engine.networks.mdlm import build_model
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
 from engine.target.attention import refuse_policy
@@ -420,17 +420,9 @@ def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> 
 
 
 def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder, given = split_spec(asked.argument)
-    config = read_json(folder / "config.json")
-    settings = settings_of(folder / "config.json", config) | given
-    mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
-
-    def built() -> Any:
-        network, arguments = classes(config)
-        return network(arguments.from_dict(dict(config)))  # type: ignore[no-untyped-call]
-
-    network = _network(folder, config, built, dtype)
-    drafter = MaskedDiffusion(network, mask, **settings)
+    folder, config, settings = diffusion_settings(asked.argument)
+    network = _network(folder, config, lambda: build_model(config), dtype)
+    drafter = MaskedDiffusion(network, **settings)
     drafter.bind(target.target)
 
     def state(observed: Sequence[int], _: int) -> int:

@@ -84,22 +84,6 @@ lattice-packed       lattice-packed:e8,5    points of the lattice E8 in exactly 
 
 
 @dataclass(frozen=True)
-class Channel:
-    """A KV policy under a name for ids; a policy that a request spells out is its own name."""
-
-    name: str
-    policy: KVPolicy
-    description: str = ""
-
-
-CHANNELS: Mapping[str, Channel] = {
-    name: Channel(name, parse_policy(policy), description)
-    for name, policy, description in (line.split(None, 2) for line in _BUILT_IN.strip().splitlines())
-}
-NATIVE = CHANNELS["native"]
-
-
-@dataclass(frozen=True)
 class PolicyRange:
     """Policies that requests may spell out: a policy whose numbers may be ranges, ``lattice:e8,8..64``."""
 
@@ -146,6 +130,21 @@ Positive = Annotated[int, Field(ge=1, lt=2**31)]
 
 class _Table(BaseModel, extra="forbid", strict=True, frozen=True):
     """A table of the file."""
+
+
+class Channel(_Table):
+    """A KV policy under a name for ids; a policy that a request spells out is its own name."""
+
+    name: str = ""
+    policy: Annotated[KVPolicy, _by(parse_policy, keep=False)] = Field(alias="kv")
+    description: str = ""
+
+
+CHANNELS: Mapping[str, Channel] = {
+    name: Channel.model_validate({"name": name, "kv": policy, "description": description})
+    for name, policy, description in (line.split(None, 2) for line in _BUILT_IN.strip().splitlines())
+}
+NATIVE = CHANNELS["native"]
 
 
 class Source(_Table):
@@ -220,15 +219,21 @@ class Facts(_Table):
 
 
 def _offered(value: Any, info: ValidationInfo) -> Mapping[str, Channel]:
-    """The channels that a list of names offers, among those of the context."""
+    """The channels that a list of names offers; None: native, and those that the file defines."""
+    known: Mapping[str, Channel] = info.context or CHANNELS
+    if value is None:
+        return {name: known[name] for name in known if name not in CHANNELS or name == NATIVE.name}
     if isinstance(value, Mapping):
         return value
     if not isinstance(value, list) or not value or len(set(map(str, value))) < len(value):
         raise ValueError(f"must be a list of names of channels, none of them twice, not {_shown(value)}")
-    known: Mapping[str, Channel] = info.context or CHANNELS
     if unknown := [name for name in value if name not in known]:
         raise ValueError(f"there is no KV channel {unknown[0]!r}; there are {', '.join(known)}")
     return {name: known[name] for name in value}
+
+
+def _or_first(channel: str, info: ValidationInfo) -> str:
+    return channel or next(iter(info.data.get("channels", {})), "")
 
 
 class ModelEntry(_Table):
@@ -238,8 +243,8 @@ class ModelEntry(_Table):
     summary: str
     target: Annotated[Source, BeforeValidator(_source)]
     drafter: Annotated[Source, BeforeValidator(_source)] | None = None
-    channels: Annotated[Mapping[str, Channel], PlainValidator(_offered)] = {NATIVE.name: NATIVE}
-    default_channel: str = ""
+    channels: Annotated[Mapping[str, Channel], PlainValidator(_offered)] = Field(None, validate_default=True)
+    default_channel: Annotated[str, AfterValidator(_or_first)] = Field("", validate_default=True)
     block: Annotated[
         str, _by(parse_block), BeforeValidator(lambda value: str(value) if type(value) is int else value)
     ] = "auto"
@@ -256,24 +261,19 @@ class ModelEntry(_Table):
         return self.drafter is not None and (self.drafter.shipped or self.drafter.lookups)
 
 
-class _ChannelTable(_Table):
-    kv: Annotated[KVPolicy, _by(parse_policy, keep=False)]
-    description: str = ""
-
-
-def _defined(tables: dict[str, _ChannelTable], info: ValidationInfo) -> dict[str, _ChannelTable]:
+def _defined(own: dict[str, Channel], info: ValidationInfo) -> dict[str, Channel]:
     """Add a file's channels to those that its models may list."""
-    if built_in := tables.keys() & CHANNELS.keys():
+    if built_in := own.keys() & CHANNELS.keys():
         raise ValueError(f"{min(built_in)} is built in; choose another name")
-    known: dict[str, Channel] = info.context or {}
-    known.update({name: Channel(name, each.kv, each.description) for name, each in tables.items()})
-    return tables
+    own = {name: each.model_copy(update={"name": name}) for name, each in own.items()}
+    (info.context or {}).update(own)
+    return own
 
 
 class _RegistryFile(_Table):
     default: str
     channels: Annotated[
-        dict[Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]*$")], _ChannelTable], AfterValidator(_defined)
+        dict[Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]*$")], Channel], AfterValidator(_defined)
     ] = {}
     requests: dict[Literal["kv"], list[Annotated[PolicyRange, _by(PolicyRange.parse, keep=False)]]] = {}
     models: dict[Annotated[str, Field(pattern=NAME)], ModelEntry]  # after channels, which they name
@@ -294,7 +294,6 @@ def _validated(kind: type[Any], where: object, values: Any, context: Any = None)
 class Registry:
     """Models by name."""
 
-    path: Path | None  # the file it was read from; None: it was made for one folder
     default: str  # name of the entry that is meant where none is named
     entries: tuple[ModelEntry, ...]  # at least one, in the order of the file
     channels: Mapping[str, Channel] = field(default_factory=lambda: CHANNELS)  # that entries may offer
@@ -310,16 +309,10 @@ class Registry:
         """
         path, channels = path or SHIPPED_FILE, dict(CHANNELS)
         file = _validated(_RegistryFile, path, _read_toml(path), channels)
-        own = {name: channels[name] for name in ("native", *file.channels)}
-        entries = []
-        for name, entry in file.models.items():
-            if entry.name:
-                raise ConfigurationError(f"{path}: models.{name}: unknown field 'name'; its table names it")
-            offered = entry.channels if "channels" in entry.model_fields_set else own
-            default = entry.default_channel or next(iter(offered))
-            about = {"name": name, "channels": offered, "default_channel": default}
-            entries.append(entry.model_copy(update=about))
-        registry = cls(path, file.default, tuple(entries), channels, tuple(file.requests.get("kv", ())))
+        if named := [name for name, entry in file.models.items() if entry.name]:
+            raise ConfigurationError(f"{path}: models.{named[0]}: unknown field 'name'; its table names it")
+        entries = tuple(entry.model_copy(update={"name": name}) for name, entry in file.models.items())
+        registry = cls(file.default, entries, channels, tuple(file.requests.get("kv", ())))
         try:
             registry._check()
         except EngineError as error:
@@ -374,7 +367,7 @@ class Registry:
         about = {"name": fitting_name(target), "summary": f"the model in {target}", "channels": usable}
         parts = {"target": Source(path=str(target)), "drafter": source}
         entry = _validated(ModelEntry, target, about | parts | settings)
-        registry = cls(None, entry.name, (entry,))
+        registry = cls(entry.name, (entry,))
         named = {"default_channel": registry.channel(entry, channel or "native").name}
         return replace(registry, entries=(entry.model_copy(update=named),))
 
@@ -413,7 +406,7 @@ class Registry:
             except ConfigurationError as error:
                 raise ConfigurationError(str(error).replace("--kv", "KV policy", 1)) from None
             if any(policy in each for each in self.requests):
-                return Channel(policy.spec, policy)
+                return Channel.model_validate({"name": policy.spec, "kv": policy.spec})
             ranges = ", ".join(each.text for each in self.requests) or "none"
             raise ConfigurationError(
                 f"requests for {entry.name} may not ask for the KV policy {policy.spec}; {offers}; "

@@ -17,22 +17,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.utils import load_model
-
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.drafters.autoregressive import Autoregressive
-from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.networks.mdlm import CLASSES, MODEL_TYPES, classes, mask_token
+from engine.networks.mdlm import CLASSES, MODEL_TYPES, build_model, mask_token
 from engine.target.attention import refuse_policy
 from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
     LoadedDrafter,
     LoadedTarget,
     dtype_of,
+    fill_network,
+    kv_setting,
     load_drafter,
     load_target,
     make_ready,
@@ -43,14 +42,6 @@ from engine.target.loading import (
 WITH_LOOKUP = "prompt-lookup+"
 POLICY_MARK = "?kv="
 DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")
-
-
-@dataclass(frozen=True)
-class DrafterKind:
-    """A line of help, and what opens a drafter, given its target and the dtype."""
-
-    help: str
-    open: Callable[["DrafterSpec", LoadedTarget, str | None], LoadedDrafter]
 
 
 def drafter_policy(text: str) -> KVPolicy:
@@ -110,18 +101,14 @@ def open_drafter(
 ) -> LoadedDrafter:
     """Load what a ``--drafter`` text names (see the top of this file) and bind it to a target.
 
-    Args:
-        spec: the text.
-        target: the model to draft for.
-        dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
-        policy: of the drafter's own keys and values, where the text does not say.
+    ``policy`` is of the drafter's own keys and values, where the text does not say.
 
     Raises:
         ConfigurationError, ModelError: see `read_spec`.
         DrafterMismatchError: the drafter was made for another target; the message names both sides.
     """
     asked = read_spec(spec, policy)
-    loaded = KINDS[asked.kind].open(asked, target, dtype)
+    loaded = KINDS[asked.kind](asked, target, dtype)
     return replace(loaded, drafter=WithLookup(loaded.drafter)) if asked.lookups else loaded
 
 
@@ -153,15 +140,7 @@ def _open_prompt_lookup(
 
 
 def _open_block(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    loaded, policy = load_drafter(Path(spec.argument), target.target, dtype), spec.policy
-    if policy.kind == NATIVE.kind or not isinstance(loaded.drafter, BlockDrafter):
-        return loaded
-    try:
-        drafter = BlockDrafter(loaded.drafter.network, policy)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--drafter-kv {policy.spec}: {error}") from None
-    drafter.bind(target.target)
-    return LoadedDrafter(drafter, loaded.card, f"kv={policy.spec}")
+    return load_drafter(Path(spec.argument), target.target, dtype, spec.policy)
 
 
 def _open_autoregressive(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
@@ -170,17 +149,23 @@ def _open_autoregressive(spec: DrafterSpec, target: LoadedTarget, dtype: str | N
     drafter = Autoregressive(model.target, policy=policy)
     drafter.bind(target.target)
     refuse_other_tokens(model.tokenizer, target.tokenizer)
-    return LoadedDrafter(drafter, model.card, None if policy.kind == NATIVE.kind else f"kv={policy.spec}")
+    return LoadedDrafter(drafter, model.card, kv_setting(policy))
+
+
+def diffusion_settings(argument: str) -> tuple[Path, dict[str, Any], dict[str, int]]:
+    """A masked diffusion drafter's folder, its ``config.json``, and the settings of `MaskedDiffusion`."""
+    folder, asked = split_spec(argument)
+    config = read_json(folder / "config.json")
+    mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
+    return folder, config, {"mask_token_id": mask} | settings_of(folder / "config.json", config) | asked
 
 
 def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    (folder, asked), wanted = split_spec(spec.argument), dtype_of(dtype)
-    files = weight_files(folder)
-    config = read_json(folder / "config.json")
-    settings = settings_of(folder / "config.json", config) | asked
-    mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
-    network, _ = opened(folder, "the model", lambda: load_model(folder, lazy=True, get_model_classes=classes))
-    drafter = MaskedDiffusion(network, mask, **settings)
+    wanted, files = dtype_of(dtype), weight_files(split_spec(spec.argument)[0])
+    folder, config, settings = diffusion_settings(spec.argument)
+    network = opened(folder, "the model", lambda: build_model(config))
+    fill_network(folder, files, network, config.get("quantization"))
+    drafter = MaskedDiffusion(network, **settings)
     drafter.bind(target.target)
     logger = logging.getLogger("transformers.configuration_utils")  # does not know the layout
     disabled, logger.disabled = logger.disabled, True
@@ -211,20 +196,12 @@ def _architecture(config: Mapping[str, Any], name: str) -> bool:
     return isinstance(names, list) and name in names
 
 
-KINDS: dict[str, DrafterKind] = {
-    "dflash": DrafterKind(
-        "a DFlash network: a block in one forward, from the target's hidden states", _open_block
-    ),
-    "dflash2": DrafterKind("a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
-    "prompt-lookup": DrafterKind(
-        "no model: what followed the last time the text ended so", _open_prompt_lookup
-    ),
-    "autoregressive": DrafterKind(
-        "a small model with the target's tokenizer, token by token", _open_autoregressive
-    ),
-    "masked-diffusion": DrafterKind(
-        "a masked diffusion model with the target's tokenizer, surest token first", _open_masked_diffusion
-    ),
+KINDS: dict[str, Callable[[DrafterSpec, LoadedTarget, str | None], LoadedDrafter]] = {
+    "dflash": _open_block,
+    "dflash2": _open_block,
+    "prompt-lookup": _open_prompt_lookup,
+    "autoregressive": _open_autoregressive,
+    "masked-diffusion": _open_masked_diffusion,
 }
 
 # How the config.json of a folder gives its kind away; the first that holds.

@@ -51,11 +51,11 @@ class MaskedDiffusionModel(nn.Module):
         return self.model.layers
 
 
-def classes(config: Mapping[str, Any]) -> tuple[type[MaskedDiffusionModel], type[ModelArgs]]:
-    """What mlx-lm's loader builds such a model from; ModelError for biases, which the layers do not have."""
+def build_model(config: Mapping[str, Any]) -> MaskedDiffusionModel:
+    """The model without its weights; ModelError for biases, which the layers do not have."""
     if config.get("attention_bias"):
         raise ModelError("config.json: attention_bias is not supported in a masked diffusion model")
-    return MaskedDiffusionModel, ModelArgs
+    return MaskedDiffusionModel(ModelArgs.from_dict(dict(config)))  # type: ignore[no-untyped-call]
 
 
 def mask_token(folder: Path, config: Mapping[str, Any]) -> int:

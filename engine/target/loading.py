@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_config, load_model, load_tokenizer
 
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, ModelError, wrap_errors
@@ -106,8 +107,10 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
     return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
 
 
-def load_drafter(path: Path, target: Target, dtype: str | None = None) -> LoadedDrafter:
-    """Load the folder of a DFlash or DFlash 2 drafter and bind it to a target."""
+def load_drafter(
+    path: Path, target: Target, dtype: str | None = None, policy: KVPolicy = NATIVE
+) -> LoadedDrafter:
+    """Load the folder of a DFlash or DFlash 2 drafter, with a policy of its own, and bind it to a target."""
     wanted = dtype_of(dtype)
     files = weight_files(path)
     config = read_json(path / "config.json")
@@ -115,9 +118,17 @@ def load_drafter(path: Path, target: Target, dtype: str | None = None) -> Loaded
     network = opened(path, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
     fill_network(path, files, network, config.get("quantization"))
     make_ready(path, network, wanted)
-    drafter: Drafter = BlockDrafter(network)
+    try:
+        drafter: Drafter = BlockDrafter(network, policy)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {error}") from None
     drafter.bind(target)
-    return LoadedDrafter(drafter, card_of(path, files, network))
+    return LoadedDrafter(drafter, card_of(path, files, network), kv_setting(policy))
+
+
+def kv_setting(policy: KVPolicy) -> str | None:
+    """What a report says of a drafter's own policy."""
+    return None if policy.kind == NATIVE.kind else f"kv={policy.spec}"
 
 
 def fill_network(
@@ -217,6 +228,8 @@ def _check_weights(path: Path, network: Any, weights: Mapping[str, mx.array]) ->
             raise ModelError(f"{path}: the weights hold {name}, which the config does not call for")
         has, needs = weights[name], wanted[name]
         if has.shape != needs.shape:
-            raise ModelError(f"{path}: {name} is {tuple(has.shape)}, config says {tuple(needs.shape)}")
+            raise ModelError(
+                f"{path}: the shape of {name} is {tuple(has.shape)}, config says {tuple(needs.shape)}"
+            )
         if mx.issubdtype(has.dtype, mx.floating) != mx.issubdtype(needs.dtype, mx.floating):
             raise ModelError(f"{path}: {name} is stored as {has.dtype}, which is no {needs.dtype}")
