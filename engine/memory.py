@@ -8,12 +8,10 @@ order in which a run would write them. mlx builds arrays lazily, so nothing is c
     a batch      each prompt likewise; the caches are merged, then one round for all
 """
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from sys import getsizeof
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -28,7 +26,7 @@ from engine.cache.policy import NATIVE, KVPolicy, RestoredKV, parse_policy
 from engine.cache.ring import SlidingRing, WindowedKV
 from engine.cache.traced import appended, reserve, stores_of
 from engine.cache.transaction import members_of, new_caches
-from engine.config import LARGEST_BLOCK
+from engine.config import check_block, parse_block
 from engine.draft_length import AdaptiveDraftLength
 from engine.drafters.autoregressive import CHUNK, UNSEEN, Autoregressive
 from engine.drafters.base import refuse_mismatch
@@ -58,7 +56,7 @@ from engine.target.folder import (
 )
 from engine.target.loading import DTYPES, cast_weights, dtype_of, opened
 from engine.target.model import Target
-from engine.target.quantize import check_packing, quantize_target
+from engine.target.quantize import pack_as_stored, quantize_target
 
 EVERY = "all"
 POLICIES = (
@@ -92,10 +90,6 @@ def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = N
 
     A ``config.json`` alone will do: then sizes follow from it, and packing from its ``quantization``, as if
     every matrix that can be packed were. ``dtype`` and ``quantize`` are texts of the command line.
-
-    Raises:
-        ModelError: the folder cannot be used; the message names the file and the reason.
-        ConfigurationError: the dtype is unknown, or the weights cannot be packed as asked for.
     """
     require_folder(path)
     config = read_json(path / "config.json")
@@ -138,17 +132,10 @@ def _built(path: Path, config: Mapping[str, Any]) -> Any:
 
 def _pack(file: Path, module: nn.Module, quantization: Mapping[str, Any] | None) -> None:
     """Pack every matrix of an unloaded module as a ``quantization`` says."""
-    if quantization is None:
-        return
-    check_packing(file, quantization)
-
-    def packing(name: str, part: nn.Module) -> Any:
-        if not hasattr(part, "to_quantized") or part.weight.shape[-1] % quantization["group_size"]:
-            return False
-        return quantization.get(name, True)
-
-    group, bits = quantization["group_size"], quantization["bits"]
-    nn.quantize(module, group, bits, mode=quantization.get("mode", "affine"), class_predicate=packing)
+    if quantization is not None:
+        pack_as_stored(
+            file, module, quantization, lambda _, part: not part.weight.shape[-1] % quantization["group_size"]
+        )
 
 
 def _nbytes(model: Any, config: Mapping[str, Any]) -> int:
@@ -228,8 +215,6 @@ def _replayed(
     """One layer's cache at the end of a run; for a batch, of all its sequences."""
     cache, template = layer
     for count in chunks_of(policy, run):
-        if _is_full(cache):
-            break
         _forward(cache, template, count, graph(count) if policy.source is None else None)
     _forward(cache, template, 1, graph(1))
     if run.batch > 1 and any(each is not None for each in _arrays(template)):
@@ -249,14 +234,6 @@ def chunks_of(policy: KVPolicy, run: RunLengths) -> Iterator[int]:
     for done in range(0, run.context - 1, run.prefill_chunk):
         part = min(run.prefill_chunk, run.context - 1 - done)
         yield from (min(longest, part - at) for at in range(0, part, longest))
-
-
-def _is_full(cache: Any) -> bool:
-    """Whether nothing a layer takes in can change its size: its stores are rings with all their rows."""
-    return all(
-        type(store) is SlidingRing and store.keys is not None and store.keys.shape[2] == store.capacity
-        for store in stores_of([cache])
-    )
 
 
 def _forward(cache: Any, template: Any, count: int, size: int | None) -> None:
@@ -356,17 +333,15 @@ def open_unloaded_drafter(
 
 
 def _prompt_lookup(asked: DrafterSpec, _: Unloaded, __: str | None) -> UnloadedDrafter:
-    shortest = asked.argument
-    if not (shortest.isascii() and shortest.isdigit()):
-        raise ConfigurationError(f"--drafter prompt-lookup:{shortest}: the shortest match must be a number")
+    lookup = PromptLookup(int(asked.argument))
 
     def state(observed: Sequence[int], _: int) -> int:
-        lookup = PromptLookup(int(shortest))
+        lookup.start()
         for count in observed:  # the size of its tables does not depend on the tokens
             lookup.observe([0] * count, None)
         return lookup.nbytes
 
-    return UnloadedDrafter(PromptLookup(int(shortest)).block_size, 0, state)
+    return UnloadedDrafter(lookup.block_size, 0, state)
 
 
 def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
@@ -426,10 +401,10 @@ def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -
     drafter.bind(target.target)
 
     def state(observed: Sequence[int], _: int) -> int:
-        tokens = array("i")
+        drafter.start()
         for count in observed:
-            tokens.extend([0] * count)
-        return getsizeof(tokens)
+            drafter.observe([0] * count, None)
+        return drafter.nbytes
 
     return UnloadedDrafter(drafter.block_size, _nbytes(network, {}), state)
 
@@ -463,12 +438,7 @@ def predict(
     """Predict what the caches would hold after each prompt and one round, as the JSON line has it.
 
     ``policies`` are ``--kv`` texts, `EVERY` among them for all of `POLICIES` that the model can have;
-    ``progress`` is told before every row.
-
-    Raises:
-        ConfigurationError: a number is out of range, or a policy does not fit the model.
-        ModelError: the drafter's folder cannot be used, or caches of the model cannot be predicted or merged.
-        DrafterMismatchError: the drafter was made for another target.
+    ``progress`` is told before every row. InputError where an option, the drafter or a policy does not fit.
     """
     _check(model, contexts, batch, block, prefill_chunk, drafter)
     chosen, refused = _chosen(model, policies)
@@ -555,31 +525,26 @@ def _chosen(model: Unloaded, texts: Sequence[str]) -> tuple[list[KVPolicy], dict
 
 def _blocks(block: str, drafter: UnloadedDrafter | None) -> tuple[int, int]:
     """Tokens of the round, and the largest block that caches must be ready for."""
-    if block == "auto":
-        if drafter is None:
-            return 1, 1
-        return drafter.block_size, AdaptiveDraftLength(drafter.block_size).largest
-    if drafter and int(block) > 2 * drafter.block_size:
-        raise ConfigurationError(
-            f"--block {block} is more than {2 * drafter.block_size}, twice what this drafter was made for"
-        )
-    return int(block), int(block)
+    if block != "auto":
+        if drafter:
+            check_block(int(block), drafter.block_size)
+        return int(block), int(block)
+    if drafter is None:
+        return 1, 1
+    return drafter.block_size, AdaptiveDraftLength(drafter.block_size).largest
 
 
 def _check(  # noqa: PLR0917 - all numbers of the command line
     model: Unloaded, contexts: Sequence[int], batch: int, block: str, prefill_chunk: int, drafter: str | None
 ) -> None:
     """Refuse numbers that make no sense, by name and value."""
-    number = int(block) if block.isascii() and block.isdigit() else 0
     ranges = [("--batch", batch, LARGEST_BATCH), *(("--context", each, LARGEST_CONTEXT) for each in contexts)]
     for name, value, largest in ranges:
         if not 1 <= value <= largest:
             raise ConfigurationError(f"{name} must lie in 1 to {largest}, not {value}")
     if prefill_chunk < 1:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {prefill_chunk}")
-    if block != "auto" and not 1 <= number <= LARGEST_BLOCK:
-        raise ConfigurationError(f"--block must be auto or a number from 1 to {LARGEST_BLOCK}, not {block!r}")
-    if drafter is not None and number == 1:
+    if parse_block(block) == 1 and drafter is not None:
         raise ConfigurationError("--block 1 drafts nothing; leave --drafter out")
     if model.context is not None and (longest := max(contexts)) >= model.context:
         raise ConfigurationError(

@@ -85,6 +85,10 @@ def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
         kind, argument = kind_of(Path(rest)), rest
     elif kind == PromptLookup.name:
         argument = argument if colon else str(PromptLookup.default_shortest)
+        if not re.fullmatch("[0-9]{1,9}", argument):
+            raise ConfigurationError(
+                f"--drafter {rest}: the shortest match must be a number of tokens, as in prompt-lookup:3"
+            )
     elif not argument:
         raise ConfigurationError(f"--drafter {rest} lacks its folder; give {kind}:FOLDER")
     else:
@@ -129,11 +133,6 @@ def _open_prompt_lookup(
     target: LoadedTarget,
     dtype: str | None,  # noqa: ARG001 - there is no network
 ) -> LoadedDrafter:
-    if not re.fullmatch("[0-9]{1,9}", spec.argument):
-        raise ConfigurationError(
-            f"--drafter prompt-lookup:{spec.argument}: the shortest match must be a number of tokens, as in "
-            "prompt-lookup:3"
-        )
     drafter = PromptLookup(int(spec.argument))
     drafter.bind(target.target)
     return LoadedDrafter(drafter, None, f"shortest={drafter.shortest}")

@@ -38,7 +38,7 @@ from engine.target.folder import (
     weight_files,
 )
 from engine.target.model import Target
-from engine.target.quantize import check_packed_shapes, check_packing, quantize_target
+from engine.target.quantize import check_packed_shapes, check_packing, pack_as_stored, quantize_target
 from evidence_format.model import Model
 
 SHIPPED = Path(__file__).parents[1] / "models" / "demo"
@@ -144,14 +144,8 @@ def fill_network(
     if hasattr(network, "sanitize"):  # mlx-lm's name for: published names to those of the modules
         weights = network.sanitize(weights)
     if quantization is not None:
-        check_packing(path / "config.json", quantization)
-        how = {name: quantization[name] for name in ("group_size", "bits", "mode") if name in quantization}
-
-        def packed(name: str, module: nn.Module) -> Any:
-            stored = hasattr(module, "to_quantized") and f"{name}.scales" in weights
-            return stored and quantization.get(name, True)
-
-        opened(path, "quantization", lambda: nn.quantize(network, **how, class_predicate=packed))
+        pack = partial(pack_as_stored, path / "config.json", network, quantization)
+        opened(path, "quantization", lambda: pack(lambda name, _: f"{name}.scales" in weights))
     _check_weights(path, network, weights)
     network.load_weights(list(weights.items()))
     network.eval()

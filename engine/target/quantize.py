@@ -10,7 +10,7 @@ a configuration or a file that it cannot work with are refused here.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,19 @@ def quantize_target(model: Any, text: str) -> None:
     if not any(chosen.values()):
         raise ModelError(f"--quantize {text}: the model holds no matrix that can be packed")
     nn.quantize(model, group, bits, class_predicate=lambda name, _module: chosen.get(name, False))
+
+
+def pack_as_stored(
+    path: Path, model: nn.Module, quantization: Any, stored: Callable[[str, Any], bool]
+) -> None:
+    """Pack the matrices that are ``stored`` packed as the ``quantization`` of a config.json says."""
+    check_packing(path, quantization)
+    how = {name: quantization[name] for name in ("group_size", "bits", "mode") if name in quantization}
+
+    def packed(name: str, module: nn.Module) -> Any:
+        return hasattr(module, "to_quantized") and stored(name, module) and quantization.get(name, True)
+
+    nn.quantize(model, **how, class_predicate=packed)
 
 
 def check_packing(path: Path, quantization: Any) -> None:
