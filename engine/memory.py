@@ -1,11 +1,8 @@
 """How much memory a run takes, said beforehand from a model's configuration.
 
-A model is built without its weights (where the files are there, mlx-lm reads their headers alone). One lazy
-forward tells what each layer writes into its cache; then the caches' own code takes in lazy zeros, in the
-order in which a run would write them. mlx builds arrays lazily, so nothing is computed or allocated.
-
-    a sequence   the prompt in chunks, its last token by itself, then one round
-    a batch      each prompt likewise; the caches are merged, then one round for all
+A model is built without its weights. One lazy forward tells what each layer writes into its cache; then the
+caches' own code gets lazy zeros in the order of a run: the prompt in chunks, its last token by itself, then
+one round; the caches of a batch are merged before the round. Nothing is computed or allocated.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

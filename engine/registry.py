@@ -45,7 +45,15 @@ from engine.errors import (
 )
 from engine.networks.dflash_config import DFlashConfig
 from engine.target.attention import refuse_policy
-from engine.target.folder import build_unloaded, check_config, read_json, require_folder, text_part
+from engine.target.folder import (
+    Index,
+    Size,
+    build_unloaded,
+    check_config,
+    read_json,
+    require_folder,
+    text_part,
+)
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, dtype_of, opened
 from engine.target.model import Target
 from engine.target.quantize import parse_quantize
@@ -58,11 +66,11 @@ LONGEST_POLICY = 500  # characters of a policy in a request
 NAME = "^[a-z0-9][a-z0-9.-]*$"
 
 # What is downloaded of a repository: no Python, and nothing that would be unpickled.
-FETCHED = (
+FETCHED = [
     "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt",
     "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
-)  # fmt: skip
+]  # fmt: skip
 
 # Name, policy, description. Restored policies have no channel: they need a projector, and bound nothing.
 _BUILT_IN = """
@@ -122,10 +130,6 @@ def _by(parse: Callable[[str], Any], *, keep: bool = True) -> PlainValidator:
         return value if keep else parsed
 
     return PlainValidator(read)
-
-
-Whole = Annotated[int, Field(ge=0, lt=2**31)]
-Positive = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class _Table(BaseModel, extra="forbid", strict=True, frozen=True):
@@ -190,11 +194,11 @@ def _source(value: Any, info: ValidationInfo) -> Any:
 class TargetFacts(_Table):
     """What the configuration of a target says about its shape; `head_dims`: all sizes of a row of keys."""
 
-    hidden_size: Positive
-    layers: Positive
-    vocab_size: Positive
+    hidden_size: Size
+    layers: Size
+    vocab_size: Size
     head_dims: Annotated[
-        tuple[Positive, ...],
+        tuple[Size, ...],
         Field(min_length=1, strict=False),
         AfterValidator(lambda dims: tuple(sorted(set(dims)))),
     ]
@@ -203,12 +207,12 @@ class TargetFacts(_Table):
 class DrafterFacts(_Table):
     """What the configuration of a drafter says about its target; None: it does not say."""
 
-    hidden_size: Positive | None = None
-    layers: Positive | None = None
-    vocab_size: Positive | None = None
-    taps: tuple[Whole, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
-    mask_token: Whole | None = None
-    block: Positive | None = None  # tokens of a block it was made for
+    hidden_size: Size | None = None
+    layers: Size | None = None
+    vocab_size: Size | None = None
+    taps: tuple[Index, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
+    mask_token: Index | None = None
+    block: Size | None = None  # tokens of a block it was made for
 
 
 class Facts(_Table):
@@ -250,7 +254,7 @@ class ModelEntry(_Table):
     ] = "auto"
     dtype: Annotated[str, _by(dtype_of)] | None = None
     quantize: Annotated[str, _by(parse_quantize)] | None = None
-    context: Positive | None = None
+    context: Size | None = None
     chat_template_kwargs: dict[Annotated[str, Field(pattern=r"^\w+$")], bool | int | float | str] = {}
     engine: str | None = Field(None, pattern=NAME)
     facts: Facts = Facts()
@@ -301,12 +305,7 @@ class Registry:
 
     @classmethod
     def load(cls, path: Path | None = None) -> "Registry":
-        """Read a registry file; None: the one that comes with the project.
-
-        Raises:
-            ConfigurationError: the file cannot be used, or a key is wrong; file, key and value are named.
-            DrafterMismatchError: what an entry says of its drafter does not match its target.
-        """
+        """Read a registry file, or the one that comes with the project; errors name file, key and value."""
         path, channels = path or SHIPPED_FILE, dict(CHANNELS)
         file = _validated(_RegistryFile, path, _read_toml(path), channels)
         if named := [name for name, entry in file.models.items() if entry.name]:
@@ -350,10 +349,9 @@ class Registry:
     def single(
         cls, target: Path, drafter: str | None = None, *, channel: str | None = None, **settings: Any
     ) -> "Registry":
-        """A registry of one model, for a folder given on the command line.
+        """A registry of one model, for a folder given on the command line; ``settings`` of its `ModelEntry`.
 
         ``drafter`` as ``--drafter`` has it; None: the shipped one for the shipped target, none for others.
-        ``settings``: block, dtype, quantize and context of its `ModelEntry`.
         """
         source = None if drafter in (None, "none") else Source(path=drafter)
         if drafter is None and target.resolve() == SHIPPED_TARGET.resolve():
@@ -390,12 +388,7 @@ class Registry:
         return entries[name]
 
     def channel(self, entry: ModelEntry, text: str | None) -> Channel:
-        """The channel of an entry that a text names, or spells out as a policy such as ``lattice:e8,10``.
-
-        Raises:
-            UnknownModel: it names no channel of this registry.
-            ConfigurationError: it is no policy, or nothing that requests for this model may ask for.
-        """
+        """The channel of an entry that a text names, or spells out as a policy such as ``lattice:e8,10``."""
         name = entry.default_channel if text is None else text
         if name in entry.channels:
             return entry.channels[name]
@@ -522,21 +515,14 @@ def fetch(entry: ModelEntry, places: Places) -> Located:
     """Download what of an entry people have not put here, completing broken-off downloads; then locate it."""
     from huggingface_hub import snapshot_download
 
+    where: dict[str, Any] = {"cache_dir": places.hub_cache, "endpoint": places.hub}
     for source in (entry.target, entry.drafter):
         if source is None or not source.hub or _first(places.of(source, cached=False)):
             continue
-        about: dict[str, Any] = {
-            "cache_dir": places.hub_cache,
-            "endpoint": places.hub,
-            "allow_patterns": FETCHED,
-        }
-        with wrap_errors(partial(_not_downloaded, source.hub)):
-            snapshot_download(source.hub, revision=source.revision, **about)
+        hub, revision = source.hub, source.revision
+        with wrap_errors(lambda why: ModelError(f"{hub} cannot be downloaded: {why}")):  # noqa: B023
+            snapshot_download(hub, revision=revision, allow_patterns=FETCHED, **where)
     return locate(entry, places)
-
-
-def _not_downloaded(repository: str, reason: str) -> ModelError:
-    return ModelError(f"{repository} cannot be downloaded: {reason}")
 
 
 def _first(places: Sequence[tuple[str, Path | None]]) -> Path | None:
@@ -563,8 +549,8 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
 def check_located(located: Located) -> None:
     """Refuse configurations on this machine that fit neither each other, the entry, nor its channels."""
     entry, model = located.entry, _unloaded(located.target)
-    target = Target(model)
     dims = opened(located.target, "config.json", partial(_head_dims, model), verb="run")
+    target = Target(model)
     sizes = {"hidden_size": target.hidden_size, "layers": target.layer_count, "vocab_size": target.vocab_size}
     found = TargetFacts(**sizes, head_dims=dims)
     said = dict(entry.facts.target or found)

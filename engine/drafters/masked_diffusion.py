@@ -5,13 +5,10 @@
         guess all that is still masked; fill in the guesses that are surest; never mask them again
 
 The drafts are chosen, not drawn, also when sampling: rejection needs the probability of each draft given
-those *before* it, which a network that fills tokens in any order does not have.
-
-Nothing is kept between rounds, as a filled token changes what every row sees. To bound the cost of a round,
-the network sees the last ``context`` tokens only.
-
-The folder's config.json may say how many masks, forwards and tokens of context (``draft_block_size``,
-``draft_steps``, ``draft_context``); the spec overrules it: ``masked-diffusion:FOLDER?steps=2``.
+those *before* it. Nothing is kept between rounds, as a filled token changes what every row sees; the network
+sees the last ``context`` tokens only. The folder's config.json may say how many masks, forwards and tokens of
+context (``draft_block_size``, ``draft_steps``, ``draft_context``); the spec overrules it:
+``masked-diffusion:FOLDER?steps=2``.
 """
 
 import re

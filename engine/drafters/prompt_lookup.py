@@ -1,12 +1,9 @@
 """Drafts without a model: what followed the last time the text ended like this (prompt lookup).
 
 The longest suffix of the text that has occurred before is looked up, its most recent occurrence wins, and the
-tokens that followed it are the drafts. A continuation that reaches the end of the text runs on into itself,
-so a period is followed for as long as asked.
-
-Measured on the shipped prompts with the shipped target's greedy output (192 tokens each): the most recent of
-the longest matches is confirmed more often than the first, the most frequent or a vote; and a suffix of L
-tokens earns a block of at most 4·L, since a longer one is rejected more often than it pays.
+tokens that followed it are the drafts; a continuation that reaches the end of the text runs on into itself.
+Measured on the shipped prompts (192 greedy tokens each): the most recent of the longest matches is confirmed
+more often than the first, the most frequent or a vote; a block of more than 4·L for L tokens does not pay.
 """
 
 from array import array

@@ -105,11 +105,8 @@ def open_drafter(
 ) -> LoadedDrafter:
     """Load what a ``--drafter`` text names (see the top of this file) and bind it to a target.
 
-    ``policy`` is of the drafter's own keys and values, where the text does not say.
-
-    Raises:
-        ConfigurationError, ModelError: see `read_spec`.
-        DrafterMismatchError: the drafter was made for another target; the message names both sides.
+    ``policy`` is of the drafter's own keys and values, where the text does not say. Raises as `read_spec`,
+    and DrafterMismatchError where the drafter was made for another target.
     """
     asked = read_spec(spec, policy)
     loaded = KINDS[asked.kind](asked, target, dtype)

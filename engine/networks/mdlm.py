@@ -1,11 +1,8 @@
 """A masked diffusion language model in the Qwen3 layout: every row sees every row, masked rows are guessed.
 
-The published checkpoints (Qwen3-0.6B-diffusion-mdlm and its kin, ``model_type`` a2d-qwen3) hold a Qwen3 model
-with its own parameter names; only the causal mask is gone, and row i of the logits is a guess at token i
-itself, not at the one after it. Layers are mlx-lm's, called without a mask; so are quantized checkpoints.
-
-Sliding layers do not exist in this layout: a ``sliding_window`` in the config is ignored, as the published
-code does.
+The published checkpoints (``model_type`` a2d-qwen3) hold a Qwen3 model with its own parameter names; only the
+causal mask is gone, and row i of the logits is a guess at token i itself, not at the one after it. Layers are
+mlx-lm's, called without a mask. A ``sliding_window`` in the config is ignored, as the published code does.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,13 +1,12 @@
 """The rotary embedding of a drafter: frequencies of every scaling type, and the rotation itself.
 
 The frequencies follow the definitions of Hugging Face transformers, which the published drafters are trained
-with: ``default``, ``linear``, ``dynamic``, ``yarn``, ``longrope`` and ``llama3``. Two of them depend on how
-long the sequence is by now; mlx-lm has no class for these. Rotating means, for each pair (x, y) of the halves
-of a head at position p, (x, y) → (x cos pω - y sin pω, y cos pω + x sin pω), times an attention factor that
-only some types have.
+with; mlx-lm has no class for those that depend on the length of the sequence. For each pair (x, y) of the
+halves of a head at position p, (x, y) → (x cos pω - y sin pω, y cos pω + x sin pω), times an attention
+factor.
 
-On Metal one kernel rotates. On a CPU it would compute the same cosines for every layer, for queries and keys
-alike; there they are computed once for many positions and shared.
+On Metal one kernel rotates. On a CPU, where it would compute the same cosines for every layer, for queries
+and keys alike, they are computed once for many positions and shared.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,9 @@
 """The target's forward over a short block as one compiled graph.
 
-Most of a small forward's time goes into starting kernels and building the graph, not into arithmetic. A
-compiled graph is built once for each block length and buffer size, and its element-wise work is fused. What
-changes from round to round enters as arrays: the tokens, the position, the buffers.
-
-Models are compiled by name (`FAMILIES`): their code must not look at the position as a number. Layers other
-than plain and sliding ones are not compiled; neither are prompts.
+Most of a small forward's time goes into starting kernels and building the graph. A compiled graph is built
+once for each block length and buffer size; what changes from round to round enters as arrays: the tokens, the
+position, the buffers. Models are compiled by name (`FAMILIES`): their code must not look at the position as a
+number. Layers other than plain and sliding ones are not compiled; neither are prompts.
 """
 
 from contextlib import closing, nullcontext

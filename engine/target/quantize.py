@@ -1,9 +1,7 @@
 """Packed (quantized) weights: ``--quantize BITS[,GROUP]``, and checks of what is packed already.
 
-Every matrix that mlx can pack is packed in its affine mode, embedding and head included, each row in groups
-of GROUP values with a scale and a bias; norms stay as they are. mlx-lm's ``quant_predicate`` of a model is
-followed. Nothing is written to disk. The packed model is another model: its greedy text is its own, and
-drafting for it must give just that text.
+Every matrix that mlx can pack is packed in its affine mode, embedding and head included, unless the model's
+``quant_predicate`` says otherwise. Nothing is written to disk. The packed model's greedy text is its own.
 
 mlx divides by group sizes and bits before it looks at them, and a zero there ends the process; so numbers in
 a configuration or a file that it cannot work with are refused here.

@@ -1,12 +1,9 @@
 """What restored keys and values change: a layer's attention output, with and without them.
 
-A query at t sees the first S positions and the last W as they are, and restored ones between, where "last"
-counts from the chunk it is computed in, exactly as in `engine.restoration.session`. The loss compares what
-comes out for each head with what the exact keys and values give:
-
-    direction  1 - cosine        norm  (log of the ratio of lengths)²
-
-Queries are weighted by how much of their exact attention falls on positions that are restored.
+A query sees the first S positions and the last W as they are, and restored ones between, exactly as in
+`engine.restoration.session`. The loss compares what comes out for each head with what the exact keys and
+values give: direction (1 - cosine) and norm (log of the ratio of lengths, squared). Queries are weighted by
+how much of their exact attention falls on positions that are restored.
 """
 
 from collections.abc import Sequence
