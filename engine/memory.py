@@ -39,7 +39,7 @@ from engine.networks.mdlm import build_model
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
 from engine.target.attention import refuse_policy
-from engine.target.compiled import CompiledForward, graph_length, longest_graph
+from engine.target.compiled import CompiledForward, graph_length
 from engine.target.folder import (
     build_unloaded,
     check_config,
@@ -64,9 +64,6 @@ LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30
 DEEPEST = 4096  # layers that are built without weights to say so
 
 Progress = Callable[[int, int, str, str], None]  # done, of how many, what, which
-
-
-# --- a model without its weights --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,6 @@ def _built(path: Path, config: Mapping[str, Any]) -> Any:
     if text_part(config)["num_hidden_layers"] > DEEPEST:
         raise ModelError(f"{file}: num_hidden_layers is more than {DEEPEST}")
     model = build_unloaded(config)
-    model.eval()
     _pack(file, model, config.get("quantization"))
     return model
 
@@ -157,9 +153,6 @@ def _dtype_name(dtype: str | None, model: Any, config: Mapping[str, Any]) -> tup
     return max(sizes, key=sizes.__getitem__), "as stored"
 
 
-# --- caches -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RunLengths:
     """What is to be held."""
@@ -184,12 +177,9 @@ def held_by(target: Target, policy: KVPolicy, run: RunLengths) -> list[LayerByte
     """The caches' bytes after a run, by kinds of layers in the order of their first layers."""
     caches = new_caches(target.model, run.headroom, policy)
     compiled = CompiledForward.of(target, (), caches) is not None
-    longest = longest_graph(target.hidden_size)
 
     def graph(count: int) -> int | None:
-        """The length of the compiled graph that serves a forward; None: it is not compiled."""
-        size = graph_length(count, run.headroom) if compiled and count <= run.headroom else None
-        return None if size is None or (longest is not None and size > longest) else size
+        return graph_length(target, count, run.headroom) if compiled and count <= run.headroom else None
 
     alike: dict[Any, list[tuple[Any, Any]]] = {}
     for cache, template in zip(caches, written_by(target.model), strict=True):
@@ -203,11 +193,7 @@ def held_by(target: Target, policy: KVPolicy, run: RunLengths) -> list[LayerByte
 
 
 def _replayed(
-    model: Any,
-    layer: tuple[Any, Any],
-    policy: KVPolicy,
-    run: RunLengths,
-    graph: Callable[[int], int | None],
+    model: Any, layer: tuple[Any, Any], policy: KVPolicy, run: RunLengths, graph: Callable[[int], int | None]
 ) -> Any:
     """One layer's cache at the end of a run; for a batch, of all its sequences."""
     cache, template = layer
@@ -299,9 +285,6 @@ HOLDS: dict[type, Callable[[Any], str]] = {
 
 def _holds(cache: Any) -> str:
     return HOLDS[type(cache)](cache) if type(cache) in HOLDS else "all positions"
-
-
-# --- drafters ---------------------------------------------------------------------------------------------
 
 
 class UnloadedDrafter(NamedTuple):
@@ -415,9 +398,6 @@ def _network(folder: Path, config: Mapping[str, Any], build: Callable[[], Any], 
     floating = (each.dtype for each in tensors if mx.issubdtype(each.dtype, mx.floating))
     cast_weights(network, dtype_of(dtype) or next(floating, mx.bfloat16))
     return network
-
-
-# --- the prediction ---------------------------------------------------------------------------------------
 
 
 def predict(
