@@ -12,7 +12,7 @@ How folders become networks is in `engine.target.loading`.
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
+from engine.networks.dflash_config import KINDS as DFLASH_KINDS
 from engine.networks.mdlm import CLASSES, MODEL_TYPES, build_model, mask_token
 from engine.target.attention import refuse_policy
 from engine.target.folder import card_of, read_json, require_folder, weight_files
@@ -41,6 +42,7 @@ from engine.target.loading import (
 
 WITH_LOOKUP = "prompt-lookup+"
 POLICY_MARK = "?kv="
+ARCHITECTURES = DFLASH_KINDS | dict.fromkeys(CLASSES, MaskedDiffusion.name)  # as config.json names them
 DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")
 
 
@@ -116,12 +118,17 @@ def open_drafter(
 def kind_of(folder: Path) -> str:
     require_folder(folder)
     config = read_json(folder / "config.json")
-    for kind, holds in SIGNS.items():
-        if holds(config):
+    names = config.get("architectures")
+    for name, kind in ARCHITECTURES.items():
+        if isinstance(names, list) and name in names:
             return kind
+    if "dflash_config" in config:
+        return "dflash"
+    if "model_type" in config:
+        return MaskedDiffusion.name if config["model_type"] in MODEL_TYPES else Autoregressive.name
     raise ModelError(
-        f"{folder / 'config.json'} names neither architectures nor a model_type; "
-        f"drafters in folders are {', '.join(SIGNS)}"
+        f"{folder / 'config.json'} names neither architectures nor a model_type; drafters in folders are "
+        f"{', '.join(kind for kind in KINDS if kind != PromptLookup.name)}"
     )
 
 
@@ -187,25 +194,10 @@ def refuse_other_tokens(drafter: Any, target: Any) -> None:
         )
 
 
-def _architecture(config: Mapping[str, Any], name: str) -> bool:
-    names = config.get("architectures")
-    return isinstance(names, list) and name in names
-
-
 KINDS: dict[str, Callable[[DrafterSpec, LoadedTarget, str | None], LoadedDrafter]] = {
     "dflash": _open_block,
     "dflash2": _open_block,
     "prompt-lookup": _open_prompt_lookup,
     "autoregressive": _open_autoregressive,
     "masked-diffusion": _open_masked_diffusion,
-}
-
-# How the config.json of a folder gives its kind away; the first that holds.
-SIGNS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "dflash2": lambda config: _architecture(config, "DFlash2DraftModel"),
-    "dflash": lambda config: _architecture(config, "DFlashDraftModel") or "dflash_config" in config,
-    "masked-diffusion": lambda config: (
-        config.get("model_type") in MODEL_TYPES or any(_architecture(config, name) for name in CLASSES)
-    ),
-    "autoregressive": lambda config: "model_type" in config,
 }
