@@ -20,7 +20,9 @@ def command() -> None:
 @option(
     "--drafter", "Folder of its DFlash drafter [default: the shipped one for the shipped target].", type=PATH
 )
-@option("--out", "Folder to write.", type=PATH, required=True, metavar="FOLDER")
+@option(
+    "--out", "Folder to write; a projector in it is replaced.", type=PATH, required=True, metavar="FOLDER"
+)
 @option("--layers", "Layers to restore, as behind --kv …@.", "full")
 @option("--sink", "First positions, which stay.", 4)
 @option("--window", "Newest positions, which stay.", 64)

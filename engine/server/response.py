@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.decode import Step
 from engine.detokenize import text_of
-from engine.external_engines import DraftCounts
+from engine.external_engines.engine import DraftCounts
 from engine.logprobs import TokenLogprob
 from engine.server import schema
 from engine.server.parsing import OutputParser, ParsedText

@@ -16,7 +16,7 @@ from engine.cache.transaction import resident
 from engine.decode import Processor, Step
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
-from engine.external_engines import DraftCounts, ExternalEngine
+from engine.external_engines.engine import DraftCounts, ExternalEngine
 from engine.generate import Outcome, SamplingOptions, generate_in_session
 from engine.grammar import Grammar
 from engine.registry import Channel

@@ -16,7 +16,8 @@ from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
 from engine.errors import ConfigurationError, ModelError
-from engine.external_engines import ExternalEngine, open_external_engine
+from engine.external_engines.engine import ExternalEngine
+from engine.external_engines.loops import open_external_engine
 from engine.grammar import Vocabulary
 from engine.registry import Located, ModelEntry
 from engine.server.schema import invalid, unsupported
