@@ -110,7 +110,6 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _built(path: Path, config: Mapping[str, Any]) -> Any:
-    """The model a configuration describes, packed as it says."""
     file = path / "config.json"
     if config.get("quantization_config") is not None and config.get("quantization") is None:
         raise ModelError(
@@ -333,7 +332,6 @@ def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> Unloaded
     width = len(config.target_layer_ids) * config.hidden_size
 
     def state(observed: Sequence[int], block: int) -> int:
-        """The network's context, as `BlockDrafter` extends it."""
         context, waiting = Context(config, asked.policy), 0
         for count in observed:
             waiting += count
@@ -357,7 +355,6 @@ def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> 
     model, size = small.target.model, Autoregressive(small.target).block_size
 
     def state(observed: Sequence[int], block: int) -> int:
-        """Its caches: what it has not seen in chunks, then the bonus, then its drafts."""
         if block < 2:  # it reads what it observed when it is asked to draft
             return 0
         unseen, counts = sum(observed), []
@@ -514,7 +511,6 @@ def _blocks(block: str, drafter: UnloadedDrafter | None) -> tuple[int, int]:
 def _check(  # noqa: PLR0917 - all numbers of the command line
     model: Unloaded, contexts: Sequence[int], batch: int, block: str, prefill_chunk: int, drafter: str | None
 ) -> None:
-    """Refuse numbers that make no sense, by name and value."""
     ranges = [("--batch", batch, LARGEST_BATCH), *(("--context", each, LARGEST_CONTEXT) for each in contexts)]
     for name, value, largest in ranges:
         if not 1 <= value <= largest:

@@ -174,7 +174,6 @@ class Source(_Table):
 
 
 def _source(value: Any, info: ValidationInfo) -> Any:
-    """The texts and paths of a file as the fields of a `Source`."""
     match value:
         case "shipped":
             return {"shipped": True}
@@ -284,7 +283,6 @@ class _RegistryFile(_Table):
 
 
 def _validated(kind: type[Any], where: object, values: Any, context: Any = None) -> Any:
-    """A table as its type; ConfigurationError names ``where``, the key and the value of the first fault."""
     try:
         return kind.model_validate(values, context=context)
     except ValidationError as error:
@@ -319,7 +317,6 @@ class Registry:
         return registry
 
     def _check(self) -> None:
-        """Refuse entries that contradict themselves or each other; needs no files."""
         if self.default not in {entry.name for entry in self.entries}:
             raise ConfigurationError(f"default is {self.default!r}, which is no model of this file")
         places: dict[str, Source] = {}
@@ -530,7 +527,6 @@ def _first(places: Sequence[tuple[str, Path | None]]) -> Path | None:
 
 
 def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
-    """The folder of a target or drafter, or the text of a drafter."""
     if source.shipped:
         return str(SHIPPED_TARGET if part == "target" else SHIPPED_DRAFTER)
     if source.path is not None:
@@ -581,7 +577,6 @@ def drafter_facts(spec: str) -> DrafterFacts | None:
 
 
 def _unloaded(folder: Path) -> Any:
-    """The model of a folder's ``config.json``, its weights neither read nor computed."""
     require_folder(folder)
     config = read_json(folder / "config.json")
     check_config(folder / "config.json", config)

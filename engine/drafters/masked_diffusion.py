@@ -13,7 +13,7 @@ context (``draft_block_size``, ``draft_steps``, ``draft_context``); the spec ove
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
@@ -77,7 +77,9 @@ class MaskedDiffusion(TextDrafter):
         """Tokens [count] behind the text [C]; one graph, no synchronisation."""
         block = mx.full((count,), self.mask_token_id, mx.int32)
         masked = mx.arange(count)  # places in the block, ascending
-        for filled in _schedule(count, self.steps):
+        steps = min(self.steps, count)
+        for step in range(steps):  # as equal as can be, the earlier steps the larger
+            filled = count // steps + (step < count % steps)
             canvas = mx.concatenate([text, block])[None]
             self.forwards += 1
             logits = self.network(canvas, text.shape[0] + masked).astype(mx.float32)  # [M, V]
@@ -93,13 +95,6 @@ class MaskedDiffusion(TextDrafter):
     @property
     def nbytes(self) -> int:
         return getsizeof(self._tokens)
-
-
-def _schedule(count: int, steps: int) -> Iterator[int]:
-    """How many masks each step fills: as equal as can be, the earlier steps the larger."""
-    steps = min(steps, count)
-    for step in range(steps):
-        yield count // steps + (step < count % steps)
 
 
 def split_spec(argument: str) -> tuple[Path, dict[str, int]]:

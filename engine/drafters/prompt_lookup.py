@@ -53,7 +53,6 @@ class TokenIndex:
             latest[slot] = place
 
     def pop(self) -> None:
-        """Remove the last token; every table is as it was before the token came."""
         place = len(self._tokens)
         for n, latest, before in zip(self.grams, self._latest, self._before, strict=True):
             earlier = before.pop()
@@ -95,7 +94,6 @@ class TokenIndex:
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes: 4 for each token and place, and the tables."""
         return sum(getsizeof(part) for part in (self._tokens, *self._latest, *self._before))
 
     def _shared(self, text: "array[int]", place: int) -> int:
@@ -146,7 +144,6 @@ class PromptLookup(TextDrafter):
         return True
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
-        """What followed the longest match, fewer tokens where it is short; chosen, not drawn."""
         drafts, _ = self.look_up(bonus, count)
         return Draft(mx.array(drafts, mx.int32)) if drafts else NOTHING
 

@@ -177,8 +177,6 @@ def _compiled_norm(rows: mx.array, weight: mx.array, eps: float) -> mx.array:
 
 
 class Attention(nn.Module):
-    """Block rows attend to the context and to the block."""
-
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias

@@ -24,10 +24,8 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One restored layer: its number, and the widths of its key and value projections."""
-
     layer: Index
-    keys: Size
+    keys: Size  # width of its key projection
     values: Size
 
 
@@ -44,7 +42,6 @@ class ProjectorConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "ProjectorConfig":
-        """Read what `document` gives."""
         if raw.get("format") != FORMAT:
             raise ModelError(f"not a projector: its config.json says format {raw.get('format')!r}")
         config: ProjectorConfig = validated(cls, raw, "projector config.json")

@@ -40,8 +40,6 @@ LARGEST = 1e18  # of any number here: at some length of a sequence larger ones w
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """Which rotation: a type of transformers, its base, and the fields that type reads."""
-
     kind: str  # one of the keys of `NEEDED`
     theta: float  # the base
     positions: int  # ``max_position_embeddings``
@@ -138,7 +136,7 @@ def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
     if kind == "llama3" and not fields["low_freq_factor"] < fields["high_freq_factor"]:
         raise _fault("low_freq_factor must be less than high_freq_factor")
     if kind == "dynamic" and head_dim < 4:
-        raise ModelError(f"drafter rope_type 'dynamic' needs a head_dim of at least 4, not {head_dim}")
+        raise _fault(f"'dynamic' needs a head_dim of at least 4, not {head_dim}")
     if kind == "longrope" and fields[ORIGINAL] <= 1:
         raise _fault(f"{ORIGINAL} must be more than 1, not {fields[ORIGINAL]}")
     return RotaryConfig(kind, _number("rope_theta", theta), int(positions), fields)
@@ -147,13 +145,11 @@ def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
 def _number(name: str, value: Any) -> float | bool:
     if name == "truncate" and isinstance(value, bool):
         return value
-    may_be_zero = name.startswith("mscale")
-    if type(value) not in (int, float) or not (0 < value < inf or (may_be_zero and value == 0)):
+    if type(value) not in (int, float) or not (0 < value < inf or (name.startswith("mscale") and value == 0)):
         raise _fault(f"{name} must be a positive number, not {value!r}")
     if value > LARGEST:
         raise _fault(f"{name} must be at most {LARGEST:g}, not {value!r}")
-    number: float = value
-    return number
+    return float(value)
 
 
 def _factors(name: str, value: Any, head_dim: int) -> tuple[float, ...]:
@@ -168,8 +164,6 @@ def _fault(what: str) -> ModelError:
 
 @dataclass(frozen=True)
 class Angles:
-    """How far rows at consecutive positions are turned."""
-
     first: int  # position of the first row
     periods: mx.array  # 1 / ω, [head dim / 2]
     # Cosines and sines, each [rows, 2, head dim / 2], the attention factor included, the sines negative in

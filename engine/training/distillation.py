@@ -70,7 +70,7 @@ class AttentionRecorder:
         return RecordedTexts(self._features(self._hidden_states.take()), layers)
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Restore the model."""
         self._capture.close()
         self._hidden_states.close()
 
