@@ -97,9 +97,8 @@ def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> 
     of_ours, of_stored = (np.concatenate(side) for side in errors)
     kept = np.isfinite(of_stored) & reference.any(-1)
     if kept.any():
-        kept &= of_stored <= max(
-            LOST, 2 * float(np.median(of_stored[kept]))
-        )  # with Q = 1 most are off by more
+        # with Q = 1 most are off by more
+        kept &= of_stored <= max(LOST, 2 * float(np.median(of_stored[kept])))
     ours_mse, stored_mse = (float(each[kept].mean()) if kept.any() else 0.0 for each in (of_ours, of_stored))
     same_blocks = identical / (rows.size // codec.block)
     ratio = ours_mse / stored_mse if stored_mse else (inf if ours_mse else 1.0)

@@ -185,6 +185,7 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
+        part.chmod(0o644)
         os.replace(part, path)
     except OSError as error:
         raise EngineError(f"the report cannot be written to {path}: {error.strerror}") from error

@@ -106,7 +106,7 @@ def listen(transport: str, path: str) -> socket.socket:
 @dataclass(frozen=True)
 class Answered:
     status: int
-    body: Any
+    body: Any  # JSON read, or text of another kind
 
 
 @dataclass(frozen=True)
