@@ -132,7 +132,14 @@ def load_network(path: Path, dtype: str | None) -> tuple[DFlash, list[Path]]:
     files, file = weight_files(path), path / "config.json"
     config = read_json(file)
     check_depth(file, config, tensor_shapes(files))
-    network: DFlash = opened(path, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
+
+    def build() -> DFlash:
+        try:
+            return build_network(DFlashConfig.from_dict(config))
+        except ModelError as error:
+            raise ModelError(f"{file}: {error}") from None
+
+    network: DFlash = opened(path, "config.json", build)
     fill_network(path, files, network, config.get("quantization"))
     make_ready(path, network, wanted)
     return network, files
