@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.annotated_handlers import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from evidence_format.policies import NATIVE, KVPolicy, policy_of
+from evidence_format.policies import NATIVE, PolicySpec, policy_of
 from evidence_format.text import shown
 
 OUR_LOOP, PLAIN_LOOP = "kakeya.decode", "mlx_lm.generate.generate_step"
@@ -46,6 +46,18 @@ class _NotNull:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return handler.generate_schema(next(kind for kind in get_args(source) if kind is not NoneType))
+
+
+class _AsGiven:
+    """Marks a number that is written as it was given: 7 or 7.0."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def keep(value: Any, check: core_schema.ValidatorFunctionWrapHandler) -> Any:
+            found = check(value)
+            return value if type(value) is int else found
+
+        unchanged = core_schema.plain_serializer_function_ser_schema(lambda value: value)
+        return core_schema.no_info_wrap_validator_function(keep, handler(source), serialization=unchanged)
 
 
 def _check_time(value: object) -> object:
@@ -79,6 +91,7 @@ Count = Annotated[int, Field(ge=0)]
 Block = Annotated[int, Field(ge=1, le=1024)]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
+Bound = Annotated[float, _AsGiven()]
 Share = Annotated[float, Field(ge=0, le=1)]
 Time = Annotated[
     datetime,
@@ -97,6 +110,8 @@ Layers = Annotated[
     AfterValidator(_check_unique),
 ]
 Role = Literal["target", "drafter", "projector"]
+ArmRole = Literal["sut", "baseline", "oracle", "control"]
+Control = Literal["exact", "noise", "zeros", "no_needle", "block_1", "ignore_stops"]
 Kind = Literal["throughput", "recall", "kv", "parity", "probe", "quality"]
 
 
@@ -142,8 +157,8 @@ class ReportClaim(Frozen):
     ]
     arm: Omissible[Word] = None
     baseline: Omissible[Word] = None
-    at_least: Omissible[float] = None
-    at_most: Omissible[float] = None
+    at_least: Omissible[Bound] = None
+    at_most: Omissible[Bound] = None
 
 
 class Versions(Frozen):
@@ -155,7 +170,7 @@ class Versions(Frozen):
     kakeya: Word
 
 
-class Source(Frozen):
+class SourceState(Frozen):
     """Which source ran: the checkout's commit, if any, and a digest over the engine's own source files."""
 
     sha: Sha | None
@@ -219,11 +234,11 @@ class Environment(Frozen):
     swapping: bool | None
     load: OtherLoad
     versions: Versions
-    git: Source
+    git: SourceState
     models: dict[Role, Model]
 
 
-class Round(Frozen):
+class VerifyRound(Frozen):
     """One verify forward; block counts the bonus token, so 1 is a plain step, and accepted is under block."""
 
     block: Block
@@ -240,7 +255,7 @@ class Cache(Frozen):
     measured: bool
 
 
-class Needle(Frozen):
+class NeedleResult(Frozen):
     """The fact a retrieval prompt hides, and whether the answer came back."""
 
     needle: Word
@@ -251,7 +266,7 @@ class Needle(Frozen):
     hit: bool
 
 
-class KVUse(Frozen):
+class KVRecord(Frozen):
     """What a KV policy held otherwise than natively: layers, their keys and values, the bytes of the codes.
 
     Distortion: relative squared error of what the next query sees after the prompt, against native caches.
@@ -288,12 +303,12 @@ class Sample(Frozen):
     answer_text: Omissible[ModelText] = None
     finish_reason: Literal["stop", "length"]
     path: Word
-    rounds: Many[Round] = Field(max_length=65_536)
+    rounds: Many[VerifyRound] = Field(max_length=65_536)
     cache: Cache
-    kv: Omissible[KVUse] = None
+    kv: Omissible[KVRecord] = None
     kept_positions: Omissible[Count] = None
     restored_positions: Omissible[Count] = None
-    needle: Omissible[Needle] = None
+    needle: Omissible[NeedleResult] = None
 
     @property
     def decoded(self) -> int:
@@ -341,7 +356,7 @@ class System(Frozen):
     restoration: ShortText | None
 
     @property
-    def policy(self) -> KVPolicy | None:
+    def policy(self) -> PolicySpec | None:
         """The declared KV policy, where it is one."""
         return policy_of(self.kv)
 
@@ -370,8 +385,8 @@ class Arm(Frozen):
     """One system over a set of prompts."""
 
     name: Word
-    role: Literal["sut", "baseline", "oracle", "control"]
-    control: Literal["exact", "noise", "zeros", "no_needle", "block_1", "ignore_stops"] | None = None
+    role: ArmRole
+    control: Control | None = None
     system: System
     timing_scope: Literal["decode", "end_to_end"]
     samples: Many[Sample] = Field(max_length=10_000)
@@ -387,12 +402,12 @@ class Arm(Frozen):
         return frozenset(sample.prompt_id for sample in self.samples)
 
     @property
-    def needles(self) -> list[Needle]:
+    def needles(self) -> list[NeedleResult]:
         """The needles of its rows."""
         return [sample.needle for sample in self.samples if sample.needle is not None]
 
     @property
-    def rounds(self) -> list[Round]:
+    def rounds(self) -> list[VerifyRound]:
         """The rounds of all rows."""
         return [turn for sample in self.samples for turn in sample.rounds]
 
@@ -473,7 +488,7 @@ class ParityRound(Frozen):
     tokens_equal: bool | None = None
 
 
-class Parity(Frozen):
+class ParityComparison(Frozen):
     """Outputs of the subject against stored outputs of the reference, both computed in dtype."""
 
     tolerance: Amount
@@ -502,7 +517,7 @@ class ArmSummary(Frozen):
     samples: Count
     generated_tokens: Count
     decoded_tokens: Count
-    median_decoded_tokens: Amount
+    median_decoded_tokens: Annotated[Amount, _AsGiven()]
     decode_tokens_per_s: Amount | None
     end_to_end_tokens_per_s: Amount | None
     verify_rounds: Count
@@ -569,8 +584,13 @@ class Report(Frozen):
     rounding: Rounding | None
     divergences: Many[Divergence] = Field(max_length=10_000)
     restarts: Many[Restart] = Field(max_length=16)
-    parity: Omissible[Parity] = None
+    parity: Omissible[ParityComparison] = None
     summary: Summary
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The report as JSON values, without what was left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def arm(self, name: str) -> Arm | None:
         """The arm of that name."""

@@ -63,7 +63,7 @@ class PolicyFault(ValueError):
 
 
 @dataclass(frozen=True)
-class KVPolicy:
+class PolicySpec:
     """A KV policy, every default written out; `source` restores evicted positions."""
 
     kind: str = "native"
@@ -176,11 +176,11 @@ class KVPolicy:
         return int(first) + 32 / number, int(first) + 32 / GROUPS[0]
 
 
-NATIVE = KVPolicy()
+NATIVE = PolicySpec()
 
 
 @lru_cache(maxsize=256)
-def policy_of(text: str) -> KVPolicy | None:
+def policy_of(text: str) -> PolicySpec | None:
     """What a declared ``kv`` says, or None where it is no policy."""
     try:
         return parse_policy(text)
@@ -188,7 +188,7 @@ def policy_of(text: str) -> KVPolicy | None:
         return None
 
 
-def parse_policy(text: str) -> KVPolicy:
+def parse_policy(text: str) -> PolicySpec:
     """What a text says; PolicyFault where it is no policy."""
     body, at, layers = text.partition("@")
     kind, colon, rest = body.partition(":")
@@ -197,7 +197,7 @@ def parse_policy(text: str) -> KVPolicy:
     if not KINDS[kind][2]:
         if colon or at:
             raise PolicyFault(f"{kind} takes nothing behind it")
-        return KVPolicy(kind, (), KINDS[kind][1])
+        return PolicySpec(kind, (), KINDS[kind][1])
     source: str | None = None
     if kind == "restored":
         source, colon, rest = rest.partition(":")
@@ -218,7 +218,7 @@ def parse_policy(text: str) -> KVPolicy:
             f"{layers!r} names no layers; give all, full, sliding, inner:N, or numbers such as 2,5 or 2-6"
         )
     shortest = tuple(str(int(value)) if value.isdigit() else value for value in values)
-    return KVPolicy(kind, shortest, layers if at else everywhere, source)
+    return PolicySpec(kind, shortest, layers if at else everywhere, source)
 
 
 def _problem(values: Sequence[str], allowed: Sequence[tuple[str, Sequence[object]]]) -> str | None:

@@ -156,7 +156,7 @@ def recall(arm: Arm) -> float | None:
     return quotient(sum(hits), len(hits))
 
 
-def parity_difference(parity: model.Parity | None) -> float | None:
+def parity_difference(parity: model.ParityComparison | None) -> float | None:
     """The largest difference of a hidden state or a logit, or None where one is not finite."""
     if parity is None:
         return None
@@ -166,7 +166,7 @@ def parity_difference(parity: model.Parity | None) -> float | None:
     return _largest(found)
 
 
-def _summarise_parity(parity: model.Parity) -> model.ParitySummary:
+def _summarise_parity(parity: model.ParityComparison) -> model.ParitySummary:
     turns = parity.rounds
     rows, paths = sum(turn.rows for turn in turns), [turn.path_equal for turn in turns]
     return model.ParitySummary(

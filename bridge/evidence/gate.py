@@ -17,7 +17,7 @@ from bridge.evidence.rules import RULES
 from bridge.evidence.rules.claims import ClaimFigure, claim_figures
 from bridge.presets import Promise
 from bridge.protocol.result import Violation
-from evidence_format.model import WEIGHTLESS, Parity, Report, Summary, System
+from evidence_format.model import WEIGHTLESS, ParityComparison, Report, Summary, System
 from evidence_format.parse import MAX_BYTES, Unreadable, is_report, parse
 from evidence_format.policies import policy_of
 from evidence_format.text import several, shown
@@ -135,7 +135,7 @@ def _component_problems(promise: Promise, report: Report) -> Iterator[tuple[str,
             yield "SILENT_FALLBACK", f"{switch} {value}, and configuration says {shown(stated)}"
 
 
-def _parity_problems(promise: Promise, parity: Parity | None) -> Iterator[tuple[str, str]]:
+def _parity_problems(promise: Promise, parity: ParityComparison | None) -> Iterator[tuple[str, str]]:
     if parity is None:
         return
     if promise.dtype not in (None, parity.dtype):

@@ -54,7 +54,7 @@ class RestoredKV(KVCache):
         self.replaced += stop - start
 
 
-class KVPolicy(policies.KVPolicy):
+class KVPolicy(policies.PolicySpec):
     @property
     def attended(self) -> bool:
         return self.coded and CODES[self.kind].attended

@@ -15,14 +15,16 @@ KEPT = 200
 
 
 def store(report: Any, given: Path | None) -> Path:
-    """Write an `engine.evaluation.report.Report` whole or not at all, and return its path."""
+    """Write an `evidence_format.model.Report` whole or not at all, and return its path."""
+    from engine.evaluation.report import write_document
+
     if given is not None:
-        report.write(given)
+        write_document(given, report.document)
         return given
     folder = state_folder() / "reports"
     stamp = f"{datetime.now(UTC):%Y%m%dt%H%M%S%fz}"
-    path = folder / f"{stamp}-{report.document['kind']}-{os.getpid()}.json"
-    report.write(path)
+    path = folder / f"{stamp}-{report.kind}-{os.getpid()}.json"
+    write_document(path, report.document)
     for old in sorted(folder.glob("*.json"))[:-KEPT]:
         with suppress(OSError):  # another process may have been quicker
             old.unlink()

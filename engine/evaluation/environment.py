@@ -27,7 +27,7 @@ from engine.child import printed_by
 from engine.device import Runtime
 from engine.target.loading import LoadedTarget
 from evidence_format import claims
-from evidence_format.model import CacheLayer, Model, OtherLoad
+from evidence_format.model import CacheLayer, Model, OtherLoad, Sample
 from evidence_format.weights import source_digest
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -273,7 +273,7 @@ def content(path: Path) -> str:
         return ""
 
 
-Rows = Sequence[dict[str, Any]]
+Rows = Sequence[Sample]
 
 
 def disturbance(plain: Rows, ours: Rows, own: Rows = ()) -> str | None:
@@ -285,19 +285,18 @@ def disturbance(plain: Rows, ours: Rows, own: Rows = ()) -> str | None:
     groups: dict[Any, list[float]] = defaultdict(list)
     for arm, rows in enumerate((plain, ours)):
         for row in rows:
-            length = round(math.log(row["prompt_tokens"], claims.SAME_LENGTH))
-            for name in (row["prompt_id"], (arm, length)):
-                groups[name].append(row["prefill_s"])
+            length = round(math.log(row.prompt_tokens, claims.SAME_LENGTH))
+            for name in (row.prompt_id, (arm, length)):
+                groups[name].append(row.prefill_s or 0.0)
     for times in groups.values():
         low, high = min(times), max(times)
         if high > claims.LARGEST_SPREAD * low and high - low > claims.SPREAD_S:
             return f"prefills of about equal length took {low:.4f} and {high:.4f} s"
-    long = [row for row in plain if len(row["tokens"]) > claims.SPREAD_TOKENS]
-    rates = [row["decode_s"] / (len(row["tokens"]) - 1) for row in long]
+    rates = [row.step_s or 0.0 for row in plain if len(row.tokens) > claims.SPREAD_TOKENS]
     if rates and max(rates) > claims.LARGEST_SPREAD * min(rates):
         return f"one token of plain decoding took {1e3 * min(rates):.2f} and {1e3 * max(rates):.2f} ms"
-    steps = {row["prompt_id"]: row["decode_s"] for row in own}
-    pairs = [(row["decode_s"], steps[row["prompt_id"]]) for row in plain if row["prompt_id"] in steps]
+    steps = {row.prompt_id: row.decode_s or 0.0 for row in own}
+    pairs = [(row.decode_s or 0.0, steps[row.prompt_id]) for row in plain if row.prompt_id in steps]
     if len(pairs) < claims.FEWEST_SAMPLES:
         return None
     total = sum(one for one, _ in pairs) / (sum(other for _, other in pairs) or math.inf)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -24,11 +24,12 @@ from engine.errors import ConfigurationError, GenerationError, PromptError
 from engine.evaluation import measure
 from engine.evaluation.haystack import Haystack, generate
 from engine.evaluation.prompts import Prompt, answer_of, load_prompts
-from engine.evaluation.report import Arm, Distortion, Report, sample
+from engine.evaluation.report import sample
 from engine.generate import ChatSwitches, Outcome
 from engine.restoration.sources import LEARNED
 from engine.session import Session
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
+from evidence_format.model import Arm, Control, Report, ReportClaim, Sample
 from evidence_format.policies import MEANINGFUL
 
 POLICIES = (
@@ -51,12 +52,20 @@ DEPTHS = (0.0, 0.2, 0.4, 0.6, 0.8)  # of the retrieval prompts; their other defa
 BLOCK = "8"
 NO_PROMPTS = "none"
 EXAMINED = 10  # prompts on which live caches are compared: two of every depth
-Layers = dict[int, VisibleRows]
-ORACLE, BASELINE, NO_NEEDLE = "oracle", "native", "no_needle"
+ORACLE, BASELINE = "oracle", "native"
+NO_NEEDLE: Literal["no_needle"] = "no_needle"
 MOST_ARMS = 32  # of a report
 # Of sources listed together the first is under test; the others, exact and noise always, are its controls.
-TESTED = (LEARNED, "exact", "zeros", "noise")
+TESTED: tuple[Any, ...] = (LEARNED, "exact", "zeros", "noise")
 CONTROLS = ("exact", "noise")
+Layers = dict[int, VisibleRows]
+
+
+class Distortion(NamedTuple):
+    """Relative squared error against native caches."""
+
+    keys: float
+    values: float
 
 
 @dataclass(frozen=True)
@@ -155,7 +164,7 @@ def measure_kv(engine: Engine, switches: KVSwitches, runtime: Runtime, **context
             measure.run_arm(of, arm, tokens, limits[tuple(tokens)], of.new_draft_length()) for tokens in some
         ]
 
-    def row(of: Engine, prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
+    def row(of: Engine, prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> Sample:
         found = None
         if of.policy != NATIVE and tuple(tokens) in examined:
             found, use = examine(of, tokens, outcome.tokens, native(tuple(tokens)))
@@ -195,17 +204,17 @@ def made_prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
     return [*made, *longer]
 
 
-def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
+def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[ReportClaim]:
     parity = [
-        {"name": "recall_parity", "arm": parse_policy(text).spec, "baseline": ORACLE}
+        ReportClaim(name="recall_parity", arm=parse_policy(text).spec, baseline=ORACLE)
         for text in switches.claim_parity
     ]
     resident = [
-        {"name": "resident_bytes", "arm": policy.spec, "at_most": most}
+        ReportClaim(name="resident_bytes", arm=policy.spec, at_most=most)
         for policy, most in switches.bytes_claimed
     ]
-    restoring = [arm.name for arm in arms if arm.role == "sut" and arm.restoration in MEANINGFUL]
-    return [*parity, *resident, *({"name": "restoration", "arm": name} for name in restoring)]
+    restoring = [arm.name for arm in arms if arm.role == "sut" and arm.system.restoration in MEANINGFUL]
+    return [*parity, *resident, *(ReportClaim(name="restoration", arm=name) for name in restoring)]
 
 
 def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, Arm]]:
@@ -223,9 +232,9 @@ def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, 
     return arms
 
 
-def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
+def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, Control | None]:
     """Every policy to run, each with the control it is; restoring ones get the controls they lack."""
-    found: dict[KVPolicy, str | None] = {}
+    found: dict[KVPolicy, Control | None] = {}
     for policy in policies:
         if policy.source is None:
             found[policy] = None

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, cast
 
-from engine.cache.policy import KVPolicy
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.config import Engine
 from engine.device import Runtime, threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength
@@ -22,34 +22,39 @@ from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.journal import Entry, Journal, fingerprint
 from engine.evaluation.prompts import Prompt, answer_of, encode, raw_prompt
-from engine.evaluation.report import Arm, Report, now, sample
+from engine.evaluation.report import build_report, now, sample
+from engine.evaluation.rounding import compare_with_plain
 from engine.generate import ChatSwitches, Messages, Outcome, SamplingOptions, token_limit
 from engine.restoration.loading import open_restoration
 from engine.restoration.sources import LEARNED
 from engine.target.attention import refuse_policy
-from evidence_format.model import OUR_LOOP, PLAIN_LOOP, Model, ReportRequest
+from evidence_format import model as evidence
+from evidence_format.model import OUR_LOOP, PLAIN_LOOP, Arm, Model, Report, ReportRequest, Sample
 
 Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
-MakeRow = Callable[[Prompt, Sequence[int], Outcome], dict[str, Any]]
+MakeRow = Callable[[Prompt, Sequence[int], Outcome], Sample]
+COMPARING = "rounding and divergences"
 RESTARTS = 3
 WARM_UPS = 4
 
 
-@dataclass(frozen=True)
+@dataclass
 class ArmRun:
-    arm: Arm
+    arm: Arm  # without rows
     prompts: Sequence[Prompt]  # the same ids in the same order for every arm of a measurement
     encoded: Sequence[list[int]]
     run: Callable[[Sequence[list[int]]], Sequence[Outcome]]  # from token ids of prompts to an outcome each
     row: MakeRow
     phase: str  # in the progress
     batched: bool = False  # all prompts of a turn are given to `run` at once
+    samples: list[Sample] = field(default_factory=list)
+    drafter_forwards: int = 0  # behind the samples, for `liveness`; the rows do not hold them
 
 
 @dataclass
 class Measured:
     order: list[tuple[str, str]] = field(default_factory=list)  # arm and prompt id of every row, as run
-    restarts: list[dict[str, Any]] = field(default_factory=list)  # abandoned measurements, and why
+    restarts: list[evidence.Restart] = field(default_factory=list)  # abandoned measurements, and why
     resumed: int = 0  # rows that an earlier process had finished
 
 
@@ -62,11 +67,11 @@ def measure(
     watch: Callable[[], str | None] | None = None,
 ) -> Measured:
     """Fill the arms; ``watch``, called after every turn, may give a reason to start over `RESTARTS` times."""
-    measured = Measured(restarts=list(journal.restarts) if journal else [])
+    measured = Measured(restarts=[evidence.Restart(**each) for each in journal.restarts] if journal else [])
     kept = deque(journal.kept if journal else ())
     total = sum(len(run.prompts) for run in runs)
 
-    def entry_of(run: ArmRun, part: slice) -> Entry:
+    def add_rows(run: ArmRun, part: slice) -> None:
         prompts = run.prompts[part]
         ids = [prompt.id for prompt in prompts]
         if kept:
@@ -77,33 +82,36 @@ def measure(
                     "use --no-resume to start over"
                 )
             measured.resumed += len(ids)
-            return entry
-        progress(len(measured.order), total, run.phase, ids[0])
-        outcomes = run.run(run.encoded[part])
-        rows = [run.row(*each) for each in zip(prompts, run.encoded[part], outcomes, strict=True)]
-        entry = Entry(run.arm.name, rows, sum(outcome.drafter_forwards for outcome in outcomes))
-        if journal:
-            journal.add(entry)
-        return entry
+            rows = [Sample.model_validate(row, strict=False) for row in entry.rows]
+            forwards = entry.drafter_forwards
+        else:
+            progress(len(measured.order), total, run.phase, ids[0])
+            outcomes = run.run(run.encoded[part])
+            rows = [run.row(*each) for each in zip(prompts, run.encoded[part], outcomes, strict=True)]
+            forwards = sum(outcome.drafter_forwards for outcome in outcomes)
+            if journal:
+                values = [row.model_dump(mode="json", exclude_unset=True) for row in rows]
+                journal.add(Entry(run.arm.name, values, forwards))
+        run.samples.extend(rows)
+        run.drafter_forwards += forwards
+        measured.order.extend((run.arm.name, identifier) for identifier in ids)
 
     while True:
         reason, watched = None, watch if len(measured.restarts) < RESTARTS else None
         for turn in _turns(runs, batch):
             for run, part in turn:
-                entry = entry_of(run, part)
-                run.arm.add(entry.rows, entry.drafter_forwards)
-                measured.order.extend((run.arm.name, row["prompt_id"]) for row in entry.rows)
+                add_rows(run, part)
             if watched and not kept and (reason := watched()):
                 break
         if reason is None:
             return measured
-        abandoned = {"after_samples": len(measured.order), "reason": reason}
+        abandoned = evidence.Restart(after_samples=len(measured.order), reason=reason)
         if journal:
-            journal.restart(abandoned)
+            journal.restart(abandoned.model_dump())
         measured = Measured(restarts=[*measured.restarts, abandoned])
         for run in runs:
-            run.arm.samples.clear()
-            run.arm.drafter_forwards = 0
+            run.samples.clear()
+            run.drafter_forwards = 0
         progress(0, total, "measuring again", f"({reason})")
 
 
@@ -122,7 +130,7 @@ def _turns(runs: Sequence[ArmRun], batch: int) -> Iterator[list[tuple[ArmRun, sl
 class Evaluation:
     """One evaluation: create it before any work, `add` arms, `run` them, then build the `report`."""
 
-    kind: str  # of the report
+    kind: evidence.Kind  # of the report
     command: str  # as the configuration names it
     engine: Engine
     switches: Any
@@ -143,7 +151,7 @@ class Evaluation:
 
     @property
     def arms(self) -> list[Arm]:
-        return [run.arm for run in self.runs]
+        return [run.arm.model_copy(update={"samples": tuple(run.samples)}) for run in self.runs]
 
     def add(
         self,
@@ -158,7 +166,7 @@ class Evaluation:
         """Add an arm that decodes the switches' ``max_tokens``, our loop in batches where they ask for it."""
         used = engine or self.engine
         length = self.draft_length if used.drafter else used.new_draft_length()
-        batched = self.batch > 1 and arm.loop == OUR_LOOP
+        batched = self.batch > 1 and arm.system.loop == OUR_LOOP
         most = self.switches.max_tokens
 
         def run(some: Sequence[list[int]]) -> Sequence[Outcome]:
@@ -209,54 +217,59 @@ class Evaluation:
 
     def report(
         self,
-        claims: list[dict[str, Any]],
-        checking: str = "",
-        parts: Callable[[], dict[str, Any]] = dict,
+        claims: Sequence[evidence.ReportClaim],
+        checking: str = COMPARING,
+        compared: int = 0,
         **settings: Any,
     ) -> Report:
-        """Build the report; ``parts``, shown as ``checking``, computes more arguments of `Report.build`."""
+        """Build the report; the first arms, ``compared`` of them, are compared by `compare_with_plain`."""
         self.progress(self.total, self.total, "checking", checking)
+        arms, encoded = self.arms, self.runs[0].encoded
+        found = compare_with_plain(self.engine, encoded, arms[:compared]) if compared else {}
         resumed = {"resumed": self.measured.resumed} if self.resumable else {}
-        return Report.build(
+        return build_report(
             self.kind,
             started=self.started,
             claims=claims,
             environment=self._environment(),
             configuration=self.settings | resumed | settings,
-            arms=self.arms,
+            arms=arms,
+            drafter_forwards=sum(run.drafter_forwards for run in self.runs),
             order=self.measured.order,
             restarts=self.measured.restarts,
             request=self.request,
-            **parts(),
+            **found,
         )
 
     def report_row(self, content: str | Messages, tokens: list[int], outcome: Outcome) -> Report:
         prompt = raw_prompt(content)
         arm = our_arm(self.engine, "speculative" if self.engine.drafter else "kakeya")
-        arm.add([sample(prompt, tokens, outcome)], outcome.drafter_forwards)
         self.add(arm, [prompt], [tokens], "generating")
+        self.runs[0].samples.append(sample(prompt, tokens, outcome))
+        self.runs[0].drafter_forwards = outcome.drafter_forwards
         self.measured.order.append((arm.name, prompt.id))
-        return self.report([])
+        return self.report([], "")
 
     def _environment(self) -> dict[str, Any]:
         return describe(self.runtime, self.watch, models(self.engine) | self.cards)
 
 
-def plain_arm(name: str, role: str = "baseline") -> Arm:
-    return Arm(name, role, PLAIN_LOOP)
+def plain_arm(name: str, role: evidence.ArmRole = "baseline") -> Arm:
+    system = evidence.System(loop=PLAIN_LOOP, drafter=None, block=None, kv=NATIVE.spec, restoration=None)
+    return Arm(name=name, role=role, control=None, system=system, timing_scope="decode", samples=())
 
 
-def our_arm(engine: Engine, name: str, role: str = "sut", control: str | None = None) -> Arm:
-    return Arm(
-        name,
-        role,
-        OUR_LOOP,
+def our_arm(
+    engine: Engine, name: str, role: evidence.ArmRole = "sut", control: evidence.Control | None = None
+) -> Arm:
+    system = evidence.System(
+        loop=OUR_LOOP,
         drafter=engine.drafter.drafter.name if engine.drafter else None,
         block=None if engine.alone else engine.options.block,
-        control=control,
         kv=engine.policy.spec,
         restoration=engine.policy.source,
     )
+    return Arm(name=name, role=role, control=control, system=system, timing_scope="decode", samples=())
 
 
 def under(engine: Engine, policy: KVPolicy) -> Engine:
@@ -278,12 +291,12 @@ def under(engine: Engine, policy: KVPolicy) -> Engine:
 def run_arm(
     engine: Engine, arm: Arm, tokens: Sequence[int], max_tokens: int, length: DraftLength, **options: Any
 ) -> Outcome:
-    if arm.loop == PLAIN_LOOP:
+    if arm.system.loop == PLAIN_LOOP:
         return plain(engine.target, tokens, max_tokens, engine.options.prefill_chunk)
     return speculate(engine, tokens, max_tokens, length, **options)
 
 
-def scored_row(tokenizer: Any, prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
+def scored_row(tokenizer: Any, prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> Sample:
     return sample(prompt, tokens, outcome, answer_text=answer_of(tokenizer, tokens, outcome.text))
 
 

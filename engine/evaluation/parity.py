@@ -45,7 +45,7 @@ from engine.evaluation.arms import plain_steps
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.measure import BoundedSwitches, Progress, at_least, check_choice
 from engine.evaluation.prompts import Prompt, encode, load_prompts
-from engine.evaluation.report import Report, now
+from engine.evaluation.report import build_report, now
 from engine.evaluation.rounding import Run, paired_logits
 from engine.generate import token_limit
 from engine.networks.dflash import Context, DFlash
@@ -56,8 +56,9 @@ from engine.target import loading
 from engine.target.folder import require_file, weight_files
 from engine.target.loading import DTYPES, SHIPPED_TARGET, LoadedTarget
 from engine.target.model import Target
+from evidence_format import model as evidence
 from evidence_format.claims import FEWEST_EQUAL
-from evidence_format.model import Implementation, Model, ReportRequest
+from evidence_format.model import Implementation, Model, Report, ReportRequest
 from evidence_format.text import text_digest
 from evidence_format.weights import file_sha256
 
@@ -497,23 +498,23 @@ def measure_parity(
         own["command"] = "parity --target"
     environment = describe(runtime, watch, models)
     versions = environment["versions"]
-    subject = {
-        "implementation": f"kakeya engine {versions['kakeya']} (mlx {versions['mlx']})",
-        "sha256": environment["git"]["source_sha256"],
-    }
-    report = Report.build(
+    subject = Implementation(
+        implementation=f"kakeya engine {versions['kakeya']} (mlx {versions['mlx']})",
+        sha256=environment["git"]["source_sha256"],
+    )
+    report = build_report(
         "parity",
         started=started,
-        claims=[{"name": "parity", "at_most": parity.tolerance}],
+        claims=[evidence.ReportClaim(name="parity", at_most=parity.tolerance)],
         environment=environment,
         configuration=own | {"dtype": parity.dtype, "tolerance": parity.tolerance},
-        parity={
-            "tolerance": parity.tolerance,
-            "dtype": parity.dtype,
-            "rounds": parity.rows(),
-            "reference": reference.model_dump(),
-            "subject": subject,
-        },
+        parity=evidence.ParityComparison(
+            tolerance=parity.tolerance,
+            dtype=parity.dtype,
+            rounds=tuple(evidence.ParityRound(**row) for row in parity.rows()),
+            reference=reference,
+            subject=subject,
+        ),
         request=request,
     )
     return parity, report

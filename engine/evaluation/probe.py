@@ -11,8 +11,8 @@ import mlx.core as mx
 from engine.cache.ring import SlidingRing
 from engine.device import INSTALL_HINT, Runtime
 from engine.evaluation.environment import LoadWatch, describe
-from engine.evaluation.report import Report, now
-from evidence_format.model import ReportRequest
+from engine.evaluation.report import build_report, now
+from evidence_format.model import Report, ReportClaim, ReportRequest
 
 SIZE = 512
 
@@ -33,10 +33,10 @@ def probe_machine(runtime: Runtime, request: ReportRequest | None = None) -> Rep
         "ring_rollback_exact": ring_rolls_back(),
         "peak_memory_bytes": int(mx.get_peak_memory()),
     }
-    return Report.build(
+    return build_report(
         "probe",
         started=started,
-        claims=[{"name": "machine"}],
+        claims=[ReportClaim(name="machine")],
         environment=describe(runtime, watch, {}),
         configuration=facts,
         request=request,

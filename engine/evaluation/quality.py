@@ -6,7 +6,6 @@ Greedy. The report has every first difference, with the plain logits' gap there.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from engine.cache.policy import NATIVE
@@ -15,10 +14,9 @@ from engine.device import Runtime
 from engine.errors import ConfigurationError
 from engine.evaluation import measure
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.report import Report
-from engine.evaluation.rounding import compare_with_plain
 from engine.evaluation.throughput import refuse_restoring
 from evidence_format.claims import CLAIMS as CLAIMED
+from evidence_format.model import Report, ReportClaim
 from evidence_format.text import prompt_set
 
 PLAIN, OURS = "plain", "ours"
@@ -46,18 +44,16 @@ def measure_quality(
         raise ConfigurationError("there is nothing to compare with plain decoding; give --drafter or --kv")
     evaluation = measure.Evaluation("quality", "eval quality", engine, switches, runtime, **context)
     encoded = measure.encode_all(engine, prompts, switches.chat)
-    arms = [measure.plain_arm(PLAIN), measure.our_arm(engine, OURS)]
-    for arm in arms:
+    for arm in (measure.plain_arm(PLAIN), measure.our_arm(engine, OURS)):
         evaluation.add(arm, prompts, encoded, "decoding")
     evaluation.run()
-    pair = {"arm": OURS, "baseline": PLAIN}
-    claims: list[dict[str, Any]] = []
+    pair: dict[str, Any] = {"arm": OURS, "baseline": PLAIN}
+    claims: list[ReportClaim] = []
     if switches.claim == "identity" or (switches.claim == "auto" and engine.policy == NATIVE):
-        claims = [{"name": "identical_output", **pair}]
+        claims = [ReportClaim(name="identical_output", **pair)]
     elif switches.claim == "match":
-        claims = [{"name": "exact_match", **pair, "at_least": switches.min_match}]
-    compare = partial(compare_with_plain, engine, encoded, arms)
-    return evaluation.report(claims, "rounding and divergences", compare)
+        claims = [ReportClaim(name="exact_match", **pair, at_least=switches.min_match)]
+    return evaluation.report(claims, compared=2)
 
 
 def matches_by_set(document: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

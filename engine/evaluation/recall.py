@@ -8,7 +8,7 @@ restore them from another source: ``exact`` must find what the oracle finds, ``n
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
@@ -17,12 +17,13 @@ from engine.errors import ConfigurationError, PromptError
 from engine.evaluation import measure
 from engine.evaluation.haystack import Haystack, refuse_near
 from engine.evaluation.prompts import Prompt, refuse_unsound
-from engine.evaluation.report import Report
 from evidence_format.claims import CLAIMS
+from evidence_format.model import Control, Report, ReportClaim
 from evidence_format.policies import MEANINGFUL
 
-ORACLE, CONTROL = "oracle", "no_needle"
-RESTORING_CONTROLS = ("exact", "noise")
+ORACLE = "oracle"
+CONTROL: Literal["no_needle"] = "no_needle"
+RESTORING_CONTROLS: tuple[Control, ...] = ("exact", "noise")
 LOSSLESS = ("native", "sliding-bounded")  # policies of which `auto` claims parity with the oracle
 DEPTHS = 12  # recall is reported for each of at most so many depths
 
@@ -64,13 +65,13 @@ def measure_recall(
         asked, tokens = (emptied, empty) if arm.name == CONTROL else (prompts, full)
         evaluation.add(arm, asked, tokens, f"recalling {arm.name}", engine=of)
     evaluation.run()
-    claims: list[dict[str, Any]] = []
+    claims: list[ReportClaim] = []
     if switches.claim == "parity" or (switches.claim == "auto" and engine.policy.kind in LOSSLESS):
-        claims.append({"name": "recall_parity", "arm": name, "baseline": ORACLE})
+        claims.append(ReportClaim(name="recall_parity", arm=name, baseline=ORACLE))
     if engine.policy.source in MEANINGFUL:
-        claims.append({"name": "restoration", "arm": name})
+        claims.append(ReportClaim(name="restoration", arm=name))
     if switches.min_recall is not None:
-        claims.append({"name": "recall", "arm": name, "at_least": switches.min_recall})
+        claims.append(ReportClaim(name="recall", arm=name, at_least=switches.min_recall))
     compiled = engine.options.compiled and switches.batch == 1
     return evaluation.report(claims, "recall", compiled=compiled)
 
@@ -80,7 +81,7 @@ def reach(policy: KVPolicy) -> int:
     return 0 if policy.source is None else policy.sink + policy.window
 
 
-def restoring_controls(policy: KVPolicy) -> dict[str, KVPolicy]:
+def restoring_controls(policy: KVPolicy) -> dict[Control, KVPolicy]:
     """The controls of a policy that restores: the same with other sources, by the control's name."""
     if policy.source is None:
         return {}

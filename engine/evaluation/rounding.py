@@ -14,9 +14,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from engine.config import Engine
 from engine.device import read_float, wait
 from engine.evaluation.arms import plain_steps
-from engine.evaluation.report import Arm
 from engine.session import Session
 from engine.target.loading import LoadedTarget
+from evidence_format.model import Arm, Divergence, Rounding
 
 ROUNDING_TEXTS = 3
 MADE_UP_BLOCKS = (2, 4, 8, 16)
@@ -30,38 +30,44 @@ def compare_with_plain(
     Rounding is measured along the rounds (made up without drafts) of the longest texts and all that diverge.
     """
     divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *arms)
-    divergent = {found["prompt_id"] for found in divergences}
-    prompts = dict(zip((row["prompt_id"] for row in arms[0].samples), encoded, strict=True))
-    ours = {row["prompt_id"]: row for row in arms[-1].samples}
-    longest = sorted(arms[0].samples, key=lambda row: len(row["tokens"]), reverse=True)
+    divergent = {found.prompt_id for found in divergences}
+    prompts = dict(zip((row.prompt_id for row in arms[0].samples), encoded, strict=True))
+    ours = {row.prompt_id: row for row in arms[-1].samples}
+    longest = sorted(arms[0].samples, key=lambda row: len(row.tokens), reverse=True)
     runs = []
     for place, plain_row in enumerate(longest):
-        identifier = plain_row["prompt_id"]
+        identifier = plain_row.prompt_id
         if place < ROUNDING_TEXTS or identifier in divergent:
-            rounds = [(item["block"], item["accepted"]) for item in ours[identifier]["rounds"]]
+            rounds = [(item.block, item.accepted) for item in ours[identifier].rounds]
             if len(arms) == 1:
                 rounds = [(block, block - 1) for block in MADE_UP_BLOCKS]
-            runs.append(Run(prompts[identifier], plain_row["tokens"][:-1], rounds))
+            runs.append(Run(prompts[identifier], plain_row.tokens[:-1], rounds))
     error = block_error(engine.target, runs, engine.options.prefill_chunk)
-    return {"divergences": divergences, "rounding": error if error["positions"] else None}
+    rounding = Rounding.model_validate(error) if error["positions"] else None
+    return {"divergences": divergences, "rounding": rounding}
 
 
 def find_divergences(
     engine: Engine, encoded: Sequence[Sequence[int]], baseline: Arm, system: Arm
-) -> list[dict[str, Any]]:
+) -> list[Divergence]:
     """The first differing position of every prompt whose tokens differ, with plain decoding's gap there."""
-    ours = {row["prompt_id"]: row["tokens"] for row in system.samples}
+    ours = {row.prompt_id: row.tokens for row in system.samples}
     found = []
     for row, prompt in zip(baseline.samples, encoded, strict=True):
-        identifier, theirs = row["prompt_id"], row["tokens"]
-        pairs = zip(ours[identifier], theirs, strict=False)
+        pairs = zip(ours[row.prompt_id], row.tokens, strict=False)
         position = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
         if position is None:
             continue
-        gap = plain_gap(engine.target, prompt, position, engine.options.prefill_chunk)
-        tokens = {"plain_token": theirs[position], "speculative_token": ours[identifier][position]}
-        place = {"arm": system.name, "prompt_id": identifier, "position": position}
-        found.append(place | tokens | {"plain_gap": gap})
+        found.append(
+            Divergence(
+                arm=system.name,
+                prompt_id=row.prompt_id,
+                position=position,
+                plain_token=row.tokens[position],
+                speculative_token=ours[row.prompt_id][position],
+                plain_gap=plain_gap(engine.target, prompt, position, engine.options.prefill_chunk),
+            )
+        )
     return found
 
 

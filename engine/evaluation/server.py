@@ -18,8 +18,6 @@ from engine.evaluation import measure
 from engine.evaluation.arms import plain
 from engine.evaluation.measure import encode_all
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.report import Arm, Report
-from engine.evaluation.rounding import compare_with_plain
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, LONG, Check, Examinee, examine
 from engine.evaluation.server_client import (
     CHAT_PATH,
@@ -37,7 +35,7 @@ from engine.server.scheduler import ModelFinder, SchedulerLimits
 from engine.server.serve import ServerSettings
 from engine.server.service import RequestLimits
 from engine.server.sessions import LoadedModel
-from evidence_format.model import ReportRequest
+from evidence_format.model import Arm, Report, ReportClaim, ReportRequest
 
 PLAIN, SERVER = "plain", "server"
 SHORT = 24  # tokens of the answers that checks ask for
@@ -165,11 +163,10 @@ def measure_server(
         evaluation.measured = measure.measure(evaluation.runs, progress=show)
     with served(offer.registry, switches.keeping, lambda _: load, transport=switches.transport) as client:
         checks |= make(KEEPING, replace(examinee, client=client))
-    pair = {"arm": SERVER, "baseline": PLAIN}
+    identity = ReportClaim(name="identical_output", arm=SERVER, baseline=PLAIN)
     return evaluation.report(
-        [{"name": "identical_output", **pair}] if engine.policy == NATIVE else [],
-        "rounding and divergences",
-        partial(compare_with_plain, engine, encoded, evaluation.arms),
+        [identity] if engine.policy == NATIVE else [],
+        compared=2,
         model_id=offer.model_id,
         transport=client.transport,
         checks=" ".join(checks),

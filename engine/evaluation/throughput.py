@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine
@@ -19,14 +19,13 @@ from engine.evaluation import measure
 from engine.evaluation.arms import speculate
 from engine.evaluation.environment import busy, disturbance, idle_load
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.report import Report
-from engine.evaluation.rounding import compare_with_plain
 from engine.generate import SamplingOptions
 from evidence_format.claims import CLAIMS as CLAIMED
 from evidence_format.claims import FEWEST_SAMPLES, FEWEST_TOKENS, SPEED_CLAIMS, WATCHED
+from evidence_format.model import Report, ReportClaim
 
 PLAIN, SPECULATIVE, BLOCK_1 = "plain", "speculative", "block-1"
-IGNORE_STOPS = "ignore_stops"  # the arm, and the control it is
+IGNORE_STOPS: Literal["ignore_stops"] = "ignore_stops"  # the arm, and the control it is
 CLAIMS = ("auto", "speedup", "no-slowdown", "identity", "none")
 NO_SLOWDOWN = 0.9
 # What the gate asks of a speed; with less, `auto` claims identical output alone.
@@ -57,7 +56,7 @@ def measure_throughput(
     evaluation = measure.Evaluation("throughput", "eval throughput", engine, switches, runtime, **context)
     encoded = measure.encode_all(engine, prompts, switches.chat)
     claims = _claims(engine, switches, runtime, len(prompts)) if compares else []
-    is_timed = any(claim["name"] in SPEED_CLAIMS for claim in claims)
+    is_timed = any(claim.name in SPEED_CLAIMS for claim in claims)
     plainly = replace(engine, drafter=None)
     arms = [measure.plain_arm(PLAIN), measure.our_arm(engine, SPECULATIVE)][: 1 + compares]
     drafted = "drafting/verifying" if engine.drafter else "decoding"
@@ -82,15 +81,16 @@ def measure_throughput(
         if has_steps:
             speculate(plainly, encoded[0], switches.max_tokens, plainly.new_draft_length())
 
-    disturbed = partial(disturbance, arms[0].samples, arms[-1].samples, steps.samples)
+    runs = evaluation.runs
+    own = runs[len(arms)].samples if has_steps else []
+    disturbed = partial(disturbance, runs[0].samples, runs[len(arms) - 1].samples, own)
     evaluation.run(warm_up, watch=disturbed if is_timed and reason is None else None)
     if is_timed and switches.claim == "auto":
         reason = reason or busy(evaluation.watch.timed_load) or _unwatched(evaluation) or disturbed()
         if reason:
-            claims = [claim for claim in claims if claim["name"] not in SPEED_CLAIMS]
-    checking = reason if is_timed and reason else "rounding and divergences"
-    compare = partial(compare_with_plain, engine, encoded, arms)
-    return evaluation.report(claims, checking, compare, speed_not_claimed=reason)
+            claims = [claim for claim in claims if claim.name not in SPEED_CLAIMS]
+    checking = reason if is_timed and reason else measure.COMPARING
+    return evaluation.report(claims, checking, len(arms), speed_not_claimed=reason)
 
 
 def refuse_restoring(engine: Engine) -> None:
@@ -112,14 +112,14 @@ def _check(engine: Engine, switches: Switches, compares: bool) -> None:
 
 def _unwatched(evaluation: measure.Evaluation) -> str | None:
     """Why the load says nothing about most rows: an earlier process ran them."""
-    timed = sum(row["prefill_s"] + row["decode_s"] for arm in evaluation.arms for row in arm.samples)
+    timed = sum(row.seconds for run in evaluation.runs for row in run.samples)
     seconds = evaluation.watch.timed_load.seconds
     if seconds < WATCHED * timed:
         return f"the load was measured for {seconds:.1f} s of {timed:.1f} timed seconds (a resumed run)"
     return None
 
 
-def _claims(engine: Engine, switches: Switches, runtime: Runtime, prompts: int) -> list[dict[str, Any]]:
+def _claims(engine: Engine, switches: Switches, runtime: Runtime, prompts: int) -> list[ReportClaim]:
     """What the report claims, before any timing; `auto` may drop a speed where the machine was busy."""
     claim = switches.claim
     if claim == "auto" and engine.policy != NATIVE:  # a policy may change the output
@@ -128,14 +128,14 @@ def _claims(engine: Engine, switches: Switches, runtime: Runtime, prompts: int) 
         claim = "speedup" if runtime.fast and engine.drafter else "no-slowdown"
         if prompts < FEWEST_SAMPLES or switches.max_tokens <= FEWEST_TOKENS:
             claim = "identity"
-    pair = {"arm": SPECULATIVE, "baseline": PLAIN}
-    claims: list[dict[str, Any]] = []
+    pair: dict[str, Any] = {"arm": SPECULATIVE, "baseline": PLAIN}
+    claims: list[ReportClaim] = []
     if switches.min_stops is not None:
-        claims.append({"name": "natural_stops", "arm": SPECULATIVE, "at_least": switches.min_stops})
+        claims.append(ReportClaim(name="natural_stops", arm=SPECULATIVE, at_least=switches.min_stops))
     if claim != "none":
-        claims.append({"name": "identical_output", **pair})
+        claims.append(ReportClaim(name="identical_output", **pair))
     if claim == "speedup":
-        claims.append({"name": "speedup", **pair, "at_least": switches.min_speedup})
+        claims.append(ReportClaim(name="speedup", **pair, at_least=switches.min_speedup))
     elif claim == "no-slowdown":
-        claims.append({"name": "no_slowdown", **pair, "at_least": NO_SLOWDOWN})
+        claims.append(ReportClaim(name="no_slowdown", **pair, at_least=NO_SLOWDOWN))
     return claims

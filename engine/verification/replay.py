@@ -19,10 +19,10 @@ from engine.device import read_float, read_tokens, wait
 from engine.drafters.base import Drafter
 from engine.session import Session
 from engine.verification.rows import kept_by, shared
-from evidence_format.model import Round
+from evidence_format.model import VerifyRound
 
 SMALL_CHUNK = 64
-STEP = Round(block=1, accepted=0, draft_s=0, verify_s=0)
+STEP = VerifyRound(block=1, accepted=0, draft_s=0, verify_s=0)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def replay(
     engine: Engine,
     prompt: Sequence[int],
     tokens: Sequence[int],
-    rounds: Sequence[Round],
+    rounds: Sequence[VerifyRound],
     drafter: Drafter | None,
 ) -> RowReplay:
     """Run the ``rounds`` of a row again, each of the block that is claimed of it, under the engine's policy.

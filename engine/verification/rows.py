@@ -6,12 +6,12 @@ from typing import Any
 
 from engine.detokenize import text_of
 from engine.evaluation.prompts import answer_of
-from engine.evaluation.report import needle_fields
+from engine.evaluation.report import needle_result
 from engine.evaluation.throughput import IGNORE_STOPS
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
 from engine.verification.inputs import EncodedPrompt
-from evidence_format.model import Arm, Round, Sample
+from evidence_format.model import Arm, Sample, VerifyRound
 from evidence_format.text import shown, text_digest, tokens_digest
 from evidence_format.verification import Check, ReplayFinding
 
@@ -97,7 +97,7 @@ def check_row(
     answer = answer_of(tokenizer, asked.tokens, text)
     needle: dict[str, Any] = {}
     if prompt.needle is not None and prompt.text is not None:
-        needle = needle_fields(prompt.needle, prompt.text, answer, text)
+        needle = needle_result(prompt.needle, prompt.text, answer, text).model_dump()
     hidden = said["needle"] or {}
     said["hit"] = hidden.pop("hit", None)
     stripped, hit = None if answer == text else answer, needle.pop("hit", None)
@@ -109,7 +109,7 @@ def check_row(
         yield finding(where, "rounds", message)
 
 
-def kept_by(rounds: Sequence[Round], tokens: int) -> list[int] | None:
+def kept_by(rounds: Sequence[VerifyRound], tokens: int) -> list[int] | None:
     """How many tokens each round gave; None where they do not give just these tokens.
 
     The prompt gave the first token of all, and the end may cut the last round.

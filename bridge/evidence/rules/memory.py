@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bridge.evidence.figures import Case, faults, paired
 from evidence_format.claims import SAMENESS
 from evidence_format.model import Arm, Sample
-from evidence_format.policies import CODED, NATIVE, SLIDING, KVPolicy
+from evidence_format.policies import CODED, NATIVE, SLIDING, PolicySpec
 from evidence_format.text import several, shown
 
 WIDEST_BITS = 32  # of a value in native caches
@@ -65,7 +65,7 @@ def memory_claim_mismatch(case: Case) -> Iterator[str]:
     yield from _arms_differ(case)
 
 
-def _row_problems(case: Case, sample: Sample, policy: KVPolicy, window: int | None) -> Iterator[str]:
+def _row_problems(case: Case, sample: Sample, policy: PolicySpec, window: int | None) -> Iterator[str]:
     resident, use, kept, most = sample.cache.resident_bytes, sample.kv, sample.kept_positions, policy.bound
     if most is not None and policy.layers == "full":  # the model's own windows may be wider
         most = max(most, (kept or 0) if window is None else window)
@@ -95,7 +95,7 @@ def _row_problems(case: Case, sample: Sample, policy: KVPolicy, window: int | No
     )
 
 
-def _least_bytes(case: Case, sample: Sample, policy: KVPolicy) -> float:
+def _least_bytes(case: Case, sample: Sample, policy: PolicySpec) -> float:
     """The fewest bytes in which a cache of the policy holds the row's positions; 0 where that is not known.
 
     By the target's own caches: a layer that the policy may apply to needs what the policy keeps at its fewest
@@ -117,7 +117,7 @@ def _least_bytes(case: Case, sample: Sample, policy: KVPolicy) -> float:
     return least
 
 
-def _less_than_native(arm: Arm, policy: KVPolicy, case: Case) -> Iterator[str]:
+def _less_than_native(arm: Arm, policy: PolicySpec, case: Case) -> Iterator[str]:
     """Caches that hold less than their codes, or their positions, of what native caches held of a prompt."""
     for native in case.baselines if policy.coded else case.report.arms:
         comparable = native.system.loop == arm.system.loop if policy.coded else native.control != "no_needle"
@@ -177,7 +177,7 @@ def policy_no_effect(case: Case) -> Iterator[str]:
             yield f"arm {arm.label} declares kv {arm.system.kv}, which drops none of {longest} positions"
 
 
-def _drops(sample: Sample, policy: KVPolicy, native: Sample | None) -> bool:
+def _drops(sample: Sample, policy: PolicySpec, native: Sample | None) -> bool:
     """Whether a query of this row misses what it would see in native caches.
 
     A full layer misses something once the context outgrows sink and window. A layer with a window of its own

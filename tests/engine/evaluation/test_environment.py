@@ -16,7 +16,7 @@ from bridge.evidence.gate import judge
 from engine.device import prepare
 from engine.evaluation import environment
 from engine.evaluation.environment import LoadWatch, disturbance
-from evidence_format.model import OtherLoad
+from evidence_format.model import Arm, OtherLoad, Sample
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.rules.speed import block_1
 
@@ -290,10 +290,14 @@ def rejected(document: dict[str, Any], codes: set[str] = SPREADS) -> bool:
     return bool(codes & {violation.code for violation in judgement.violations})
 
 
+def rows_of(document: dict[str, Any]) -> list[tuple[Sample, ...]]:
+    return [Arm.model_validate(arm, strict=False).samples for arm in document["arms"]]
+
+
 def test_a_steady_measurement_is_steady():
-    plain, ours = reports.throughput()["arms"]
-    assert disturbance(plain["samples"], ours["samples"]) is None
-    assert disturbance(plain["samples"][:1], []) is None
+    plain, ours = rows_of(reports.throughput())
+    assert disturbance(plain, ours) is None
+    assert disturbance(plain[:1], []) is None
 
 
 @pytest.mark.slow
@@ -312,7 +316,7 @@ def test_the_gate_and_the_measurement_agree(
         part["samples"][row]["prompt_tokens"] = prompt_tokens
     sample = document["arms"][arm]["samples"][row]
     sample[stage] = round(sample[stage] * factor, 7)
-    plain, ours = (part["samples"] for part in document["arms"])
+    plain, ours = rows_of(document)
     assert (disturbance(plain, ours) is not None) == rejected(reports.settle(document))
 
 
@@ -321,8 +325,8 @@ def test_the_gate_and_the_measurement_agree(
 def test_gate_and_measurement_find_a_slow_baseline(seconds: float, disturbed: int, factor: float):
     document = reports.throughput()
     block_1(document, seconds)
-    plain, ours, own = (part["samples"] for part in document["arms"])
-    for sample in plain[:disturbed]:
+    for sample in document["arms"][0]["samples"][:disturbed]:
         sample["decode_s"] = round(sample["decode_s"] * factor, 7)
+    plain, ours, own = rows_of(document)
     assert (disturbance(plain, ours, own) is not None) == rejected(reports.settle(document), SPREADS | SLOW)
     assert disturbance(plain[:4], ours[:4], own[:4]) == disturbance(plain[:4], ours[:4])

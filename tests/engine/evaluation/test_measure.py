@@ -12,9 +12,10 @@ from engine.errors import ConfigurationError
 from engine.evaluation.journal import Entry, Journal
 from engine.evaluation.measure import RESTARTS, ArmRun, Measured, measure
 from engine.evaluation.prompts import raw_prompt
-from engine.evaluation.report import Arm, sample
+from engine.evaluation.report import sample
 from engine.generate import Outcome
-from tests.engine.evaluation.test_report import outcome
+from evidence_format.model import Restart, Sample
+from tests.engine.evaluation.test_report import arm_of, outcome
 
 NAMES = ("ours", "oracle", "control")
 TOGETHER = {"ours", "control"}
@@ -33,7 +34,7 @@ class Recorded:
         asked = [raw_prompt("x", f"p-{number}") for number in range(prompts)]
         self.arms = [
             ArmRun(
-                Arm(name, "sut", "k"),
+                arm_of(name, "sut"),
                 asked,
                 [[number] for number in range(prompts)],
                 run=lambda some, name=name: self._run(name, some),
@@ -54,12 +55,12 @@ class Recorded:
         return measure(self.arms, progress=lambda *_: None, **more)
 
     @property
-    def rows(self) -> list[list[dict[str, Any]]]:
-        return [each.arm.samples for each in self.arms]
+    def rows(self) -> list[list[Sample]]:
+        return [each.samples for each in self.arms]
 
     @property
     def forwards(self) -> list[int]:
-        return [each.arm.drafter_forwards for each in self.arms]
+        return [each.drafter_forwards for each in self.arms]
 
 
 def test_every_second_prompt_runs_the_arms_in_reverse():
@@ -75,7 +76,7 @@ def test_a_batch_is_one_turn_and_one_run_where_batched():
     one = [("ours", [0, 1]), ("oracle", [0]), ("oracle", [1]), ("control", [0, 1])]
     other = [("control", [2, 3]), ("oracle", [2]), ("oracle", [3]), ("ours", [2, 3])]
     assert recorded.runs == [*one, *other, ("ours", [4]), ("oracle", [4]), ("control", [4])]
-    assert all([row["prompt_id"] for row in rows] == [f"p-{n}" for n in range(5)] for rows in recorded.rows)
+    assert all([row.prompt_id for row in rows] == [f"p-{n}" for n in range(5)] for rows in recorded.rows)
 
 
 @pytest.mark.parametrize(("together", "batch", "runs"), [(False, 1, 12), (True, 2, 8), (True, 3, 8)])
@@ -110,7 +111,7 @@ def test_a_disturbance_drops_all_rows_also_for_a_later_process(tmp_path: Path):
     journal.close()
     again = Recorded(4)
     measured = again.go(journal=Journal(path).open({}), watch=lambda: None)
-    assert measured.restarts == [{"after_samples": 6, "reason": "busy"}]
+    assert measured.restarts == [Restart(after_samples=6, reason="busy")]
     assert (measured.resumed, len(measured.order)) == (2, 12)
     assert len(again.runs) == 10
     assert again.forwards == [2 + 3 + 4 + 5] * 3

@@ -28,14 +28,15 @@ from engine.evaluation.measure import Evaluation, encode_all, plain_arm, run_arm
 from engine.evaluation.probe import probe_machine, ring_rolls_back
 from engine.evaluation.prompts import Prompt, encode, load_prompts
 from engine.evaluation.recall import RecallSwitches, measure_recall
-from engine.evaluation.report import Report, summarise
+from engine.evaluation.report import sample, summarise
 from engine.evaluation.rounding import Run, block_error, find_divergences, plain_gap
 from engine.evaluation.throughput import PLAIN, Switches, measure_throughput
 from engine.generate import GenerateSwitches, TextStep, generate
 from engine.sampling import Sampler
-from evidence_format.model import OtherLoad, ReportRequest
+from evidence_format.model import OtherLoad, Report, ReportRequest
 from tests.engine import tiny
 from tests.engine.evaluation.test_prompts import FACT, needle_row, write
+from tests.engine.evaluation.test_report import arm_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json.loads((ROOT / "docs" / "schema" / "evidence.json").read_text())
@@ -333,21 +334,18 @@ def test_one_generation_streams_its_text_and_can_be_reported(engine: Engine, pro
 
 
 def test_a_divergence_is_recorded_with_plain_decodings_gap(engine: Engine, prompts: list[Prompt]):
-    from engine.evaluation.report import Arm, sample
-
     target = engine.target
     tokens = encode(prompts[0], target.tokenizer, target.target.vocab_size, target.context)
-    plain, ours = Arm("plain", "baseline", "p"), Arm("speculative", "sut", "k")
-    outcome = run_arm(engine, plain, tokens, 10, engine.new_draft_length())
-    plain.samples.append(sample(prompts[0], tokens, outcome))
-    changed = sample(prompts[0], tokens, outcome)
-    changed["tokens"] = [*outcome.tokens[:4], (outcome.tokens[4] + 1) % tiny.VOCAB, *outcome.tokens[5:]]
-    ours.samples.append(changed)
+    outcome = run_arm(engine, plain_arm(PLAIN), tokens, 10, engine.new_draft_length())
+    row = sample(prompts[0], tokens, outcome)
+    other = (*outcome.tokens[:4], (outcome.tokens[4] + 1) % tiny.VOCAB, *outcome.tokens[5:])
+    plain = arm_of("plain", "baseline", row)
+    ours = arm_of("speculative", "sut", row.model_copy(update={"tokens": other}))
     [found] = find_divergences(engine, [tokens], plain, ours)
-    assert (found["position"], found["plain_token"]) == (4, outcome.tokens[4])
-    assert found["plain_gap"] == pytest.approx(plain_gap(target, tokens, 4, 2048))
-    assert found["plain_gap"] > 0
-    assert summarise([plain, ours])["comparisons"][0]["identical_samples"] == 0
+    assert (found.position, found.plain_token) == (4, outcome.tokens[4])
+    assert found.plain_gap == pytest.approx(plain_gap(target, tokens, 4, 2048))
+    assert found.plain_gap > 0
+    assert summarise([plain, ours]).comparisons[0].identical_samples == 0
 
 
 def test_rounding_is_measured_along_the_rounds_that_were_run(engine: Engine):

@@ -12,18 +12,12 @@ from engine.cache.stats import KVUse
 from engine.decode import Round
 from engine.errors import EngineError
 from engine.evaluation.prompts import Needle, Prompt, raw_prompt
-from engine.evaluation.report import (
-    Arm,
-    Distortion,
-    Report,
-    liveness,
-    now,
-    parity_summary,
-    sample,
-    summarise,
-)
+from engine.evaluation.report import build_report, now, sample, summarise, write_document
 from engine.generate import Outcome
+from evidence_format.model import Arm, ArmRole, ParityComparison, Report, ReportClaim, Sample, System
+from evidence_format.parse import parse
 from evidence_format.text import tokens_digest
+from tests.bridge.evidence import reports
 
 
 def outcome(count: int, decode_s: float, rounds: list[Round] | None = None, text: str = "t", **more: Any):
@@ -41,18 +35,24 @@ def outcome(count: int, decode_s: float, rounds: list[Round] | None = None, text
     return Outcome(**values | more)
 
 
+def arm_of(name: str, role: ArmRole, *rows: Sample, **system: Any) -> Arm:
+    declared = {"loop": "k", "drafter": None, "block": None, "kv": "native", "restoration": None} | system
+    return Arm(name=name, role=role, system=System(**declared), timing_scope="decode", samples=rows)
+
+
 def two_arms() -> list[Arm]:
-    plain, ours = Arm("plain", "baseline", "p"), Arm("speculative", "sut", "k", drafter="dflash")
+    plain: list[Sample] = []
+    ours: list[Sample] = []
     rounds = [Round(1, 0, 0.0, 0.1), Round(8, 3, 0.2, 0.3), Round(8, 5, 0.2, 0.3)]
     for index, (plain_s, our_s) in enumerate([(1.0, 0.5), (2.0, 0.5)]):
         prompt = raw_prompt("x", f"p-{index}")
-        plain.add([sample(prompt, [1, 2], outcome(11, plain_s))], 0)
-        ours.add([sample(prompt, [1, 2], outcome(11, our_s, rounds))], 7)  # not what the rounds would say
-    return [plain, ours]
+        plain.append(sample(prompt, [1, 2], outcome(11, plain_s)))
+        ours.append(sample(prompt, [1, 2], outcome(11, our_s, rounds)))
+    return [arm_of("plain", "baseline", *plain), arm_of("speculative", "sut", *ours, drafter="dflash")]
 
 
 def test_the_summary_is_what_the_rows_give():
-    summary = summarise(two_arms())
+    summary = summarise(two_arms()).model_dump()
     ours, plain = summary["arms"]["speculative"], summary["arms"]["plain"]
     assert (ours["samples"], ours["generated_tokens"], ours["decoded_tokens"]) == (2, 22, 20)
     assert ours["median_decoded_tokens"] == 10
@@ -66,7 +66,7 @@ def test_the_summary_is_what_the_rows_give():
     assert pair["decode_ratio"] == pytest.approx(20 / (20 / 3))
     assert pair["median_decode_ratio"] == pytest.approx((2 + 4) / 2)
     assert (pair["identical_samples"], pair["compared_samples"]) == (2, 2)
-    assert liveness(two_arms()) == {
+    assert build(drafter_forwards=14).document["liveness"] == {  # not what the rounds would say
         "rounds": 6,
         "drafter_forwards": 14,
         "restored_positions": 0,
@@ -75,29 +75,45 @@ def test_the_summary_is_what_the_rows_give():
 
 
 def test_a_prompt_that_decoded_nothing_has_no_ratio():
-    plain, ours = Arm("plain", "baseline", "p"), Arm("ours", "sut", "k")
-    for arm in (plain, ours):
-        arm.samples.append(sample(raw_prompt("x"), [1], outcome(1, 0.0)))
-    [pair] = summarise([plain, ours])["comparisons"]
-    assert (pair["decode_ratio"], pair["median_decode_ratio"]) == (None, None)
+    row = sample(raw_prompt("x"), [1], outcome(1, 0.0))
+    [pair] = summarise([arm_of("plain", "baseline", row), arm_of("ours", "sut", row)]).comparisons
+    assert (pair.decode_ratio, pair.median_decode_ratio) == (None, None)
 
 
 @pytest.mark.parametrize(("text", "hit"), [("it is 4821.", True), ("it is 482 1", False), ("", False)])
 def test_a_needle_is_hit_when_the_text_holds_the_answer(text: str, hit: bool):
     needle = Needle("The code is 4821.", "4821", 0.5)
     prompt = Prompt("r-1", "retrieval", "A. The code is 4821. B.", None, needle, "")
-    row = sample(prompt, [1], outcome(3, 1.0, text=text))["needle"]
-    assert row["hit"] is hit
-    assert (row["prompt_contains_needle"], row["prompt_contains_answer_outside_needle"]) == (True, False)
-    bare = sample(prompt.without_needle(), [1], outcome(3, 1.0, text=text))["needle"]
-    assert bare["prompt_contains_needle"] is False
+    row = sample(prompt, [1], outcome(3, 1.0, text=text)).needle
+    assert row is not None
+    assert row.hit is hit
+    assert (row.prompt_contains_needle, row.prompt_contains_answer_outside_needle) == (True, False)
+    bare = sample(prompt.without_needle(), [1], outcome(3, 1.0, text=text)).needle
+    assert bare is not None
+    assert bare.prompt_contains_needle is False
     twice = Prompt("r-1", "retrieval", "4821. The code is 4821. B.", None, needle, "")
-    assert sample(twice, [1], outcome(3, 1.0))["needle"]["prompt_contains_answer_outside_needle"] is True
+    found = sample(twice, [1], outcome(3, 1.0)).needle
+    assert found is not None
+    assert found.prompt_contains_answer_outside_needle is True
 
 
 def test_an_empty_answer_is_never_a_hit():
     prompt = Prompt("r-1", "retrieval", "A. B.", None, Needle("A.", "", 0.5), "")
-    assert sample(prompt, [1], outcome(3, 1.0))["needle"]["hit"] is False
+    found = sample(prompt, [1], outcome(3, 1.0)).needle
+    assert found is not None
+    assert found.hit is False
+
+
+@pytest.mark.parametrize("more", [{"prefill_s": float("nan")}, {"text": "x" * 400_001}])
+def test_a_row_that_no_report_can_hold_is_an_error(more: dict[str, Any]):
+    with pytest.raises(EngineError, match="no report can hold the row of r-1"):
+        sample(raw_prompt("x", "r-1"), [1], outcome(3, 1.0, **more))
+
+
+@pytest.mark.parametrize("bound", [7, 7.0])
+def test_a_bound_is_written_as_it_was_given(bound: float):
+    [claim] = build(claims=[ReportClaim(name="resident_bytes", at_most=bound)]).document["claims"]
+    assert repr(claim) == repr({"name": "resident_bytes", "at_most": bound})
 
 
 def test_digests_are_of_ascii_decimals_joined_by_spaces():
@@ -111,7 +127,8 @@ def test_rows_of_a_policy_have_bytes_restored_and_answer():
     prompt = Prompt("r-1", "retrieval", "A. The code is 4821. B.", None, needle, "")
     use = KVUse(layers=(1, 2), values=1000, nbytes=625)
     found = outcome(3, 1.0, text="<think>4821?</think> 48 21", kv=use, restored=12)
-    row = sample(prompt, [1], found, answer_text="48 21", distortion=Distortion(0.25, 0.5))
+    coded = sample(prompt, [1], found, answer_text="48 21", distortion=(0.25, 0.5))
+    row = coded.model_dump(mode="json", exclude_unset=True)
     assert row["kv"] == {
         "layers": [1, 2],
         "values": 1000,
@@ -121,32 +138,41 @@ def test_rows_of_a_policy_have_bytes_restored_and_answer():
     }
     assert (row["restored_positions"], row["answer_text"], row["needle"]["hit"]) == (12, "48 21", False)
     plain = sample(prompt, [1], outcome(3, 1.0, text="4821"), answer_text="4821")
-    assert plain.keys().isdisjoint({"kv", "restored_positions", "answer_text"})
+    assert plain.model_fields_set.isdisjoint({"kv", "restored_positions", "answer_text"})
     joined = sample(prompt, [1], outcome(3, 1.0, text="48<think></think>21"), answer_text="4821")
-    assert joined["needle"]["hit"] is False
-    arm = Arm("a", "sut", "k", kv="affine:4,64@all", samples=[row, plain])
-    figures = summarise([arm])["arms"]["a"]
-    assert (figures["stored_bits_per_value"], figures["key_distortion"]) == (5.0, 0.25)
-    assert liveness([arm])["restored_positions"] == 12
-    assert arm.document()["system"]["kv"] == "affine:4,64@all"
+    assert joined.needle is not None
+    assert joined.needle.hit is False
+    arm = arm_of("a", "sut", coded, plain, kv="affine:4,64@all")
+    figures = summarise([arm]).arms["a"]
+    assert (figures.stored_bits_per_value, figures.key_distortion) == (5.0, 0.25)
+    document = build(arms=[arm]).document
+    assert document["liveness"]["restored_positions"] == 12
+    assert document["arms"][0]["system"]["kv"] == "affine:4,64@all"
 
 
 def test_outputs_that_loop_are_counted():
-    arm = Arm("a", "sut", "k")
-    for tokens in ([7] * 48, list(range(48))):
-        arm.samples.append(sample(raw_prompt("x"), [1], outcome(1, 1.0, tokens=tokens)))
-    assert summarise([arm])["arms"]["a"]["runaway_samples"] == 1
+    rows = [
+        sample(raw_prompt("x"), [1], outcome(1, 1.0, tokens=tokens)) for tokens in ([7] * 48, list(range(48)))
+    ]
+    assert summarise([arm_of("a", "sut", *rows)]).arms["a"].runaway_samples == 1
 
 
 def test_a_comparison_with_a_reference_is_summed_up():
     turn = {"hidden_max_abs": 0.5, "logits_max_abs": 0.25, "argmax_agreement": 1.0, "path_equal": None}
-    rounds = [
-        {"case": "a", "round": 1, "rows": 4, **turn},
-        {"case": "a", "round": 2, "rows": 12, **turn, "argmax_agreement": 0.5, "path_equal": True},
-    ]
-    document = Report.build(
-        "parity", started=now(), claims=[], environment={}, configuration={}, parity={"rounds": rounds}
-    ).document
+    side = {"implementation": "x", "sha256": "0" * 64}
+    values: dict[str, Any] = {
+        "tolerance": 1.0,
+        "dtype": "float32",
+        "reference": side,
+        "subject": side,
+        "rounds": [
+            {"case": "a", "round": 1, "rows": 4, **turn},
+            {"case": "a", "round": 2, "rows": 12, **turn, "argmax_agreement": 0.5, "path_equal": True},
+        ],
+    }
+    parity = ParityComparison.model_validate(values, strict=False)
+    document = build(kind="parity", arms=[], parity=parity).document
+    assert document["parity"] == values
     assert document["summary"]["parity"] == {
         "cases": 1,
         "rounds": 2,
@@ -157,35 +183,48 @@ def test_a_comparison_with_a_reference_is_summed_up():
         "paths_equal": 1,
         "paths_compared": 1,
     }
-    rounds[0]["hidden_max_abs"] = None
-    assert parity_summary(rounds)["hidden_max_abs"] is None
+    values["rounds"][0]["hidden_max_abs"] = None
+    summed = summarise([], ParityComparison.model_validate(values, strict=False)).parity
+    assert summed is not None
+    assert summed.hidden_max_abs is None
     assert "parity" not in build().document
 
 
 def build(**more: Any) -> Report:
-    return Report.build(
-        "throughput", started=now(), claims=[], environment={}, configuration={}, arms=two_arms(), **more
-    )
+    values: dict[str, Any] = {
+        "kind": "throughput",
+        "started": now(),
+        "claims": [],
+        "environment": parse(reports.dump(reports.throughput())).environment.model_dump(),
+        "configuration": {},
+        "arms": two_arms(),
+    }
+    return build_report(**values | more)
 
 
 def test_a_report_is_written_whole_and_replaces_an_older_one(tmp_path: Path):
     path = tmp_path / "new" / "report.json"
-    build().write(path)
-    first = path.read_bytes()
-    build().write(path)
+    write_document(path, build().document)
+    first, again = path.read_bytes(), build()
+    write_document(path, again.document)
     assert json.loads(path.read_text())["schema"] == "kakeya.evidence/1"
+    assert parse(path.read_bytes()) == again
     assert path.read_bytes() != first
     assert [file.name for file in path.parent.iterdir()] == ["report.json"]
 
 
 def test_a_report_that_is_no_strict_json_leaves_no_file(tmp_path: Path):
-    report = build(rounding={"max_abs_logit_error": float("nan"), "positions": 1})
     with pytest.raises(ValueError, match="JSON compliant"):
-        report.write(tmp_path / "report.json")
+        write_document(tmp_path / "report.json", {"figure": float("nan")})
     assert not list(tmp_path.iterdir())
 
 
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match="cannot be written"):
-        build().write(tmp_path / "file" / "report.json")
+        write_document(tmp_path / "file" / "report.json", build().document)
+
+
+def test_results_that_fit_no_report_are_an_error():
+    with pytest.raises(EngineError, match="these results fit no report"):
+        build(environment={})
