@@ -32,12 +32,9 @@ def sample(
     outcome: Outcome,
     *,
     answer_text: str | None = None,
-    distortion: tuple[float, float] | None = None,
+    distortion: tuple[float, float] | None = None,  # of keys and of values
 ) -> Sample:
-    """A row: what one system made of one prompt, its needle searched in the answer (without reasoning).
-
-    ``distortion`` is of keys and of values, see `evidence_format.model.KVRecord`.
-    """
+    """A row: what one system made of one prompt, its needle searched in the answer (without reasoning)."""
     answer = outcome.text if answer_text is None else answer_text
     use, needle, text = outcome.kv, prompt.needle, prompt.text
     optional: dict[str, Any] = {
@@ -50,14 +47,9 @@ def sample(
         if needle and text:
             optional["needle"] = needle_result(needle, text, answer, outcome.text)
         if use is not None:
+            stored: dict[str, Any] = {"layers": use.layers, "values": use.values, "bytes": use.nbytes}
             keys, values = distortion or (None, None)
-            optional["kv"] = model.KVRecord(
-                layers=use.layers,
-                values=use.values,
-                bytes=use.nbytes,
-                key_distortion=keys,
-                value_distortion=values,
-            )
+            optional["kv"] = model.KVRecord(**stored, key_distortion=keys, value_distortion=values)
         return Sample(
             prompt_id=prompt.id,
             prompt_sha256=tokens_digest(tokens),

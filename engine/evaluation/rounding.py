@@ -54,20 +54,15 @@ def find_divergences(
     ours = {row.prompt_id: row.tokens for row in system.samples}
     found = []
     for row, prompt in zip(baseline.samples, encoded, strict=True):
-        pairs = zip(ours[row.prompt_id], row.tokens, strict=False)
+        mine, theirs = ours[row.prompt_id], row.tokens
+        pairs = zip(mine, theirs, strict=False)
         position = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
         if position is None:
             continue
-        found.append(
-            Divergence(
-                arm=system.name,
-                prompt_id=row.prompt_id,
-                position=position,
-                plain_token=row.tokens[position],
-                speculative_token=ours[row.prompt_id][position],
-                plain_gap=plain_gap(engine.target, prompt, position, engine.options.prefill_chunk),
-            )
-        )
+        gap = plain_gap(engine.target, prompt, position, engine.options.prefill_chunk)
+        place: dict[str, Any] = {"arm": system.name, "prompt_id": row.prompt_id, "position": position}
+        tokens: dict[str, Any] = {"plain_token": theirs[position], "speculative_token": mine[position]}
+        found.append(Divergence(**place, **tokens, plain_gap=gap))
     return found
 
 

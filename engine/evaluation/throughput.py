@@ -81,9 +81,8 @@ def measure_throughput(
         if has_steps:
             speculate(plainly, encoded[0], switches.max_tokens, plainly.new_draft_length())
 
-    runs = evaluation.runs
-    own = runs[len(arms)].samples if has_steps else []
-    disturbed = partial(disturbance, runs[0].samples, runs[len(arms) - 1].samples, own)
+    rows = [run.samples for run in evaluation.runs]
+    disturbed = partial(disturbance, rows[0], rows[len(arms) - 1], rows[len(arms)] if has_steps else [])
     evaluation.run(warm_up, watch=disturbed if is_timed and reason is None else None)
     if is_timed and switches.claim == "auto":
         reason = reason or busy(evaluation.watch.timed_load) or _unwatched(evaluation) or disturbed()
