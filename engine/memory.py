@@ -307,12 +307,12 @@ def open_unloaded_drafter(
     inner = openers.get(asked.kind, _dflash)(asked, target, dtype)
     if not asked.lookups:
         return inner
-    lookups = _prompt_lookup(replace(asked, argument=str(PromptLookup.default_shortest)), target, dtype)
+    lookups = _prompt_lookup(replace(asked, settings={}), target, dtype)
     return inner._replace(state=lambda *run: inner.state(*run) + lookups.state(*run))
 
 
 def _prompt_lookup(asked: DrafterSpec, _: Unloaded, __: str | None) -> UnloadedDrafter:
-    lookup = PromptLookup(int(asked.argument))
+    lookup = PromptLookup(**asked.settings)
 
     def state(observed: Sequence[int], _: int) -> int:
         lookup.start()
@@ -324,7 +324,7 @@ def _prompt_lookup(asked: DrafterSpec, _: Unloaded, __: str | None) -> UnloadedD
 
 
 def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder = Path(asked.argument)
+    folder = asked.folder
     raw = read_json(folder / "config.json")
     network = _network(folder, raw, lambda: build_network(DFlashConfig.from_dict(raw)), dtype)
     BlockDrafter(network, asked.policy).bind(target.target)
@@ -349,7 +349,7 @@ def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> Unloaded
 
 
 def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    small = open_unloaded(Path(asked.argument), dtype)
+    small = open_unloaded(asked.folder, dtype)
     refuse_mismatch("vocabulary", small.target.vocab_size, target.target.vocab_size)
     refuse_policy(small.target.model, asked.policy, "--drafter-kv")
     model, size = small.target.model, Autoregressive(small.target).block_size
@@ -372,8 +372,8 @@ def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> 
 
 
 def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder, config, settings = diffusion_settings(asked.argument)
-    network = _network(folder, config, lambda: build_model(config), dtype)
+    config, settings = diffusion_settings(asked)
+    network = _network(asked.folder, config, lambda: build_model(config), dtype)
     drafter = MaskedDiffusion(network, **settings)
     drafter.bind(target.target)
 

@@ -30,7 +30,6 @@ from pydantic import (
 from engine.cache.policy import CODES, KVPolicy, parse_policy
 from engine.cache.transaction import members_of, new_caches
 from engine.config import Options, parse_block
-from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.registry import WITH_LOOKUP, read_spec
 from engine.errors import (
@@ -565,8 +564,7 @@ def drafter_facts(spec: str) -> DrafterFacts | None:
     asked = read_spec(spec)
     if asked.kind == PromptLookup.name:
         return None
-    folder = split_spec(asked.argument)[0] if asked.kind == MaskedDiffusion.name else Path(asked.argument)
-    config = read_json(folder / "config.json")
+    config = read_json(asked.folder / "config.json")
     if asked.kind not in ("dflash", "dflash2"):
         size = text_part(config).get("vocab_size")
         return DrafterFacts(vocab_size=size if type(size) is int else None)
@@ -653,9 +651,7 @@ none is named, `{name}` is meant, and of each model its default channel, `native
 | model | what it is | target | drafter | channels |
 | --- | --- | --- | --- | --- |
 {models}
-A folder is looked for where its variable points (`{variable_of("qwen3-4b")}` for `qwen3-4b`; one that names \
-no folder is an error), then in `~/kakeya-models/`, then in the hub's cache. A folder that holds a target of \
-another shape than the registry says is refused, and so is a drafter for another target.
+Where a folder is looked for, and what is checked of it: [the server](../server.md).
 
 | channel | `--kv` | what it does |
 | --- | --- | --- |

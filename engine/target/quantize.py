@@ -49,15 +49,10 @@ def quantize_target(model: Any, text: str) -> None:
             size = how.get("group_size", group) if isinstance(how, dict) else group
             columns = module.weight.shape[-1]
             if how and columns % size:
-                fitting = [str(known) for known in GROUPS if columns % known == 0]
-                raise ConfigurationError(
-                    f"--quantize {text}: {name} has {columns} columns, which groups of {size} do not divide; "
-                    + (
-                        f"give a group of {' or '.join(fitting)}"
-                        if fitting
-                        else "this model cannot be packed"
-                    )
-                )
+                fitting = " or ".join(str(known) for known in GROUPS if columns % known == 0)
+                remedy = f"give a group of {fitting}" if fitting else "this model cannot be packed"
+                has = f"{name} has {columns} columns, which groups of {size} do not divide"
+                raise ConfigurationError(f"--quantize {text}: {has}; {remedy}")
     if not any(chosen.values()):
         raise ModelError(f"--quantize {text}: the model holds no matrix that can be packed")
     nn.quantize(model, group, bits, class_predicate=lambda name, _module: chosen.get(name, False))
