@@ -54,12 +54,10 @@ from engine.target.folder import (
 from engine.target.loading import DTYPES, cast_weights, dtype_of, opened
 from engine.target.model import Target
 from engine.target.quantize import pack_as_stored, quantize_target
+from evidence_format.policies import KINDS
 
 EVERY = "all"
-POLICIES = (
-    "native", "full-kv", "sliding-bounded", "sink-window", "affine", "rotated", "lattice", "lattice-packed",
-    "restored:exact",
-)  # fmt: skip
+POLICIES = tuple(f"{kind}:exact" if kind == "restored" else kind for kind in KINDS)
 LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30
 DEEPEST = 4096  # layers that are built without weights to say so
 

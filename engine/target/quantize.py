@@ -21,8 +21,6 @@ MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 64
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 
 def parse_quantize(text: str) -> tuple[int, int]:
     """Bits a weight and weights a group of a ``--quantize`` text."""
@@ -85,7 +83,7 @@ def check_packing(path: Path, quantization: Any) -> None:
                 raise ModelError(f"{path}: quantization: {name} {value!r} is not one of {choice}")
 
 
-def check_packed_shapes(path: Path, model: nn.Module, shapes: Shapes) -> None:
+def check_packed_shapes(path: Path, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that matrices a file holds packed have as many columns as those of the model, not yet packed."""
     for name, module in model.named_modules():  # type: ignore[no-untyped-call]
         weight, scales = shapes.get(f"{name}.weight"), shapes.get(f"{name}.scales")

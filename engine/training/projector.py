@@ -7,7 +7,7 @@ out. Figures are those of held-out texts.
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
@@ -55,18 +55,11 @@ def train_projector(
         texts = partial(file_texts, Path(switches.texts_file))
     draw = (texts or retrieval_texts)(target.tokenizer, switches.length)
     with _folder(out):
-        recorder = AttentionRecorder(target.target, sites, features)
-        try:
+        with closing(AttentionRecorder(target.target, sites, features)) as recorder:
             weights, figures = Fit(recorder, switches, draw, progress).run()
-        finally:
-            recorder.close()
-        shapes = [
-            LayerShape(site.layer, int(layer["k_proj.weight"].shape[0]), int(layer["v_proj.weight"].shape[0]))
-            for site, layer in zip(sites, weights, strict=True)
-        ]
-        config = ProjectorConfig(
-            target.card.weights_sha256, card.weights_sha256, features.taps, features.size, tuple(shapes)
-        )
+        shapes = tuple(LayerShape(site.layer, *site.widths) for site in sites)
+        digests = target.card.weights_sha256, card.weights_sha256
+        config = ProjectorConfig(*digests, features.taps, features.size, shapes)
         projector = Projector(config)
         for layer, values in zip(projector.layers, weights, strict=True):
             layer.load_weights(list(values.items()))
