@@ -12,10 +12,11 @@ from typing import Any
 
 from mlx_lm.sample_utils import make_logits_processors
 
+from engine.acceptance import Processor
 from engine.cache.stats import KVUse, kept_positions, kv_use
 from engine.cache.transaction import resident
 from engine.config import Engine
-from engine.decode import Diagnosis, Processor, Round, Step, decode
+from engine.decode import Diagnosis, Round, Step, decode
 from engine.detokenize import TextStream
 from engine.draft_length import DraftLength
 from engine.errors import ConfigurationError, GenerationError, ModelError, PromptError, wrap_errors

@@ -238,7 +238,6 @@ def written_by(model: Any) -> list[Any]:
 
 
 def _arrays(cache: Any) -> list[Any]:
-    """What a layer's cache holds, an array or None each."""
     return [
         each
         for part in members_of(cache)

@@ -19,8 +19,6 @@ from engine.cache.ring import widened
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.rotary import Angles, Rotary
 
-__all__ = ["SPARE", "Context", "DFlash", "DFlashConfig"]
-
 SPARE = 64  # rows a sliding layer keeps beyond its window when its buffer grows, so that it can go back
 ACTIVATIONS = {"silu": nn.silu, "gelu_pytorch_tanh": nn.gelu_approx, "gelu": nn.gelu}
 
@@ -311,7 +309,6 @@ class DFlash(nn.Module):
         return features
 
     def shape_logits(self, logits: mx.array) -> mx.array:
-        """Scale and soft-cap what the target's head gives for the drafter's rows."""
         if self.config.output_multiplier != 1.0:
             logits = logits * self.config.output_multiplier
         if (cap := self.config.final_logit_softcapping) is not None:

@@ -168,7 +168,6 @@ class Angles:
     turns: tuple[mx.array, mx.array] | None
 
     def part(self, start: int, stop: int | None = None) -> "Angles":
-        """The angles of the rows from ``start`` on, before ``stop``."""
         turns = self.turns
         if turns is not None and (start or stop is not None):
             turns = turns[0][start:stop], turns[1][start:stop]

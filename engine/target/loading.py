@@ -213,7 +213,6 @@ def dtype_of(name: str | None) -> mx.Dtype | None:
 
 
 def _check_weights(path: Path, network: Any, weights: Mapping[str, mx.array]) -> None:
-    """Names, shapes and types of the file against those of the network; the first difference is the error."""
     wanted = dict(tree_flatten(network.parameters()))
     for name in sorted(wanted.keys() | weights.keys()):
         if name not in weights:

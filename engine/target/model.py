@@ -34,7 +34,8 @@ class HiddenStateHooks:
         self._layers = [layers[index] for index in self.ids]
         self._rows: dict[int, list[mx.array]] = {}
         self._collecting = False
-        for layer in _distinct(self._layers):
+        self._hooked = {id(layer): layer for layer in self._layers}
+        for layer in self._hooked.values():
             _hooks_of(layer).append(self)
 
     @contextmanager
@@ -62,9 +63,9 @@ class HiddenStateHooks:
 
     def close(self) -> None:
         """Restore the layers that no other hook uses. Closing twice does nothing."""
-        for layer in _distinct(self._layers):
+        for layer in self._hooked.values():
             _unhook(layer, self)
-        self._layers, self._rows = [], {}
+        self._hooked, self._layers, self._rows = {}, [], {}
 
     def record(self, layer: Any, output: Any) -> None:
         """Called by a hooked layer with what it returned: an array, or a tuple that starts with it."""
@@ -139,10 +140,6 @@ def _table_shape(table: Any) -> tuple[int, int]:
     return int(rows), int(table.scales.shape[-1] * table.group_size if "scales" in table else columns)
 
 
-def _distinct(layers: Sequence[Any]) -> list[Any]:
-    return list({id(layer): layer for layer in layers}.values())
-
-
 def _hooks_of(layer: Any) -> list[HiddenStateHooks]:
     """The hooks on a layer instance, which gets a hooked class of its own if it has none."""
     plain = type(layer)
@@ -173,7 +170,6 @@ def _unhook(layer: Any, hook: HiddenStateHooks) -> None:
 
 
 def _set_class(module: Any, base: type, **body: Any) -> None:
-    """Give one module instance a class of its own, derived from ``base``."""
     body["__module__"] = base.__module__
     object.__setattr__(module, "__class__", type(base.__name__, (base,), body))
 
@@ -221,7 +217,6 @@ def _first_layer_input(model: Any, tokens: mx.array) -> mx.array:
 
 @contextmanager
 def _answering(module: Any, call: Callable[..., Any]) -> Iterator[None]:
-    """Let one module instance answer calls with ``call``."""
     plain = type(module)
     _set_class(module, plain, __call__=call)
     try:
