@@ -25,8 +25,7 @@ from engine.restoration.loading import features_of
 from engine.restoration.sites import sites_of
 from engine.target.folder import read_json
 from engine.target.loading import LoadedTarget
-from engine.training.distillation import AttentionRecorder
-from engine.training.projector_fit import DrawText, Fit, Progress, ProjectorSwitches
+from engine.training.projector_fit import AttentionRecorder, DrawText, Fit, Progress, ProjectorSwitches
 
 FACTS = 12  # in a document, at most
 HELD_OUT_SHARE = 0.1  # of a file
