@@ -27,17 +27,9 @@ NOTHING = Draft(mx.array([], mx.int32))
 class Drafter(Protocol):
     """Proposes tokens for one sequence at a time."""
 
-    @property
-    def name(self) -> str:
-        """The registry's name of this kind."""
-
-    @property
-    def tap_layers(self) -> tuple[int, ...]:
-        """Target layers whose outputs `observe` needs; empty for none."""
-
-    @property
-    def block_size(self) -> int:
-        """Block length it was made for, the bonus token included."""
+    name: str  # the registry's name of this kind
+    tap_layers: tuple[int, ...]  # target layers whose outputs `observe` needs; empty for none
+    block_size: int  # block length it was made for, the bonus token included
 
     @property
     def nbytes(self) -> int:

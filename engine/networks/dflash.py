@@ -275,10 +275,9 @@ class DFlash(nn.Module):
     def __call__(self, embeddings: mx.array, taps: mx.array, context: Context) -> mx.array:
         """Draft one block: normalised hidden states of its rows, [1, B, hidden].
 
-        Args:
-            embeddings: as the target's first layer gets them, but scaled, [1, B, hidden].
-            taps: target layer outputs at S ≥ 0 new committed positions, [1, S, K·hidden].
-            context: the sequence so far; on return it holds S more positions.
+        ``embeddings`` [1, B, hidden] are what the target's first layer gets, but scaled; ``taps`` [1, S,
+        K·hidden] are target layer outputs at S ≥ 0 new committed positions, which ``context`` holds on
+        return.
         """
         length = embeddings.shape[1]
         if taps.shape[1] > SPARE:  # many rows: a sliding layer need not compute those it cannot see

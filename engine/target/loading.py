@@ -74,8 +74,7 @@ class LoadedDrafter:
 def load_target(path: Path, dtype: str | None = None, quantize: str | None = None) -> LoadedTarget:
     """Load a folder with config.json, model*.safetensors and the tokenizer's files with mlx-lm.
 
-    ``dtype`` is float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal. ``quantize`` is
-    read by `engine.target.quantize`.
+    ``dtype`` is a name of `DTYPES`; None: float32 on the CPU, as stored on Metal.
     """
     wanted = dtype_of(dtype)
     files = weight_files(path)
@@ -134,10 +133,7 @@ def kv_setting(policy: KVPolicy) -> str | None:
 def fill_network(
     path: Path, files: list[Path], network: nn.Module, quantization: Mapping[str, Any] | None
 ) -> None:
-    """Put the weights of a folder into a network of ours, packing its matrices where the file does.
-
-    ``quantization`` is as mlx-lm writes it into config.json; None for a network that is not packed.
-    """
+    """Put weights into a network of ours, packed as the ``quantization`` of its config.json says."""
     weights: dict[str, mx.array] = {}
     for file in files:
         weights |= opened(path, "the weights", partial(mx.load, str(file)))
