@@ -291,11 +291,9 @@ class UnloadedDrafter(NamedTuple):
     state: Callable[[Sequence[int], int], int]  # bytes, by positions observed at a time and tokens of a block
 
 
-def open_unloaded_drafter(
-    spec: str, target: Unloaded, dtype: str | None = None, policy: KVPolicy = NATIVE
-) -> UnloadedDrafter:
+def open_unloaded_drafter(spec: str, target: Unloaded, dtype: str | None = None) -> UnloadedDrafter:
     """Build what a ``--drafter`` text names (see `engine.drafters.registry`) without its weights."""
-    asked = read_spec(spec, policy)
+    asked = read_spec(spec)
     openers: dict[str, Callable[..., UnloadedDrafter]] = {
         PromptLookup.name: _prompt_lookup,
         Autoregressive.name: _autoregressive,
@@ -310,20 +308,24 @@ def open_unloaded_drafter(
 
 def _prompt_lookup(asked: DrafterSpec, _: Unloaded, __: str | None) -> UnloadedDrafter:
     lookup = PromptLookup(**asked.settings)
+    return UnloadedDrafter(lookup.block_size, 0, _told(lookup))
+
+
+def _told(drafter: PromptLookup | MaskedDiffusion) -> Callable[[Sequence[int], int], int]:
+    """The state of a drafter that keeps tokens alone; its size does not depend on which."""
 
     def state(observed: Sequence[int], _: int) -> int:
-        lookup.start()
-        for count in observed:  # the size of its tables does not depend on the tokens
-            lookup.observe([0] * count, None)
-        return lookup.nbytes
+        drafter.start()
+        for count in observed:
+            drafter.observe([0] * count, None)
+        return drafter.nbytes
 
-    return UnloadedDrafter(lookup.block_size, 0, state)
+    return state
 
 
 def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder = asked.folder
-    raw = read_json(folder / "config.json")
-    network = _network(folder, raw, lambda: build_network(DFlashConfig.from_dict(raw)), dtype)
+    raw = read_json(asked.folder / "config.json")
+    network = _network(asked.folder, raw, lambda: build_network(DFlashConfig.from_dict(raw)), dtype)
     BlockDrafter(network, asked.policy).bind(target.target)
     config, hidden_states = network.config, DTYPES[target.dtype]
     width = len(config.target_layer_ids) * config.hidden_size
@@ -373,14 +375,7 @@ def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -
     network = _network(asked.folder, config, lambda: build_model(config), dtype)
     drafter = MaskedDiffusion(network, **settings)
     drafter.bind(target.target)
-
-    def state(observed: Sequence[int], _: int) -> int:
-        drafter.start()
-        for count in observed:
-            drafter.observe([0] * count, None)
-        return drafter.nbytes
-
-    return UnloadedDrafter(drafter.block_size, _nbytes(network, {}), state)
+    return UnloadedDrafter(drafter.block_size, _nbytes(network, {}), _told(drafter))
 
 
 def _network(folder: Path, config: Mapping[str, Any], build: Callable[[], Any], dtype: str | None) -> Any:

@@ -135,11 +135,7 @@ def kind_of(folder: Path) -> str:
     )
 
 
-def _open_prompt_lookup(
-    spec: DrafterSpec,
-    target: LoadedTarget,
-    dtype: str | None,  # noqa: ARG001 - there is no network
-) -> LoadedDrafter:
+def _open_prompt_lookup(spec: DrafterSpec, target: LoadedTarget, _: str | None) -> LoadedDrafter:
     drafter = PromptLookup(**spec.settings)
     drafter.bind(target.target)
     return LoadedDrafter(drafter, None, f"shortest={drafter.shortest}")
