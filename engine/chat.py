@@ -5,19 +5,18 @@ time: an interrupt never meets the engine midway, and the session keeps what is 
 A turn to which nothing was said leaves the conversation as it was.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from time import perf_counter
 from typing import Any
 
 from pydantic import ValidationError
 
 from engine.config import parse_block
-from engine.decode import Round, Step
+from engine.decode import Step
 from engine.errors import ConfigurationError, PromptError
 from engine.generate import THINKING_NAMES, ChatSwitches
 from engine.registry import SEPARATOR, ModelEntry, Places, Registry, check_located, fetch, locate
@@ -54,12 +53,11 @@ class ChatOptions:
         self.sampling.check()
         if self.max_tokens < 1:
             raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
-        if self.block is not None:
-            parse_block(self.block)
+        parse_block(self.block or "auto")
         ChatSwitches(thinking=self.thinking).check()
 
     @property
-    def switches(self) -> Mapping[str, bool]:
+    def switches(self) -> dict[str, bool]:
         """Of the chat template, on top of the registry's."""
         return {} if self.thinking == "default" else dict.fromkeys(THINKING_NAMES, self.thinking == "on")
 
@@ -91,10 +89,10 @@ class Transcript:
 
     def unanswered(self) -> "Transcript":
         """Drop what followed the last user's turn; ConfigurationError where there is none."""
-        for end in range(len(self.turns), 0, -1):
-            if self.turns[end - 1].role == "user":
-                return replace(self, turns=self.turns[:end])
-        raise ConfigurationError("nothing has been said yet")
+        ends = [end for end, turn in enumerate(self.turns, 1) if turn.role == "user"]
+        if not ends:
+            raise ConfigurationError("nothing has been said yet")
+        return replace(self, turns=self.turns[: ends[-1]])
 
     def save(self, file: Path) -> None:
         """Write the messages to a new file, one JSON object a line, with the fields the server reads."""
@@ -114,11 +112,10 @@ class Transcript:
             text = file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise PromptError(f"{file} cannot be read: {error}") from None
-        turns = []
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                with _refusing(f"{file}, line {number}"):
-                    turns.append(Message.model_validate_json(line))
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        turns = [
+            _parsed(f"{file}, line {number}", Message.model_validate_json, line) for number, line in lines
+        ]
         if not turns:
             raise PromptError(f"{file} holds no message")
         system: Any = None
@@ -130,14 +127,13 @@ class Transcript:
 
 
 def _message(role: str, content: str, reasoning: str | None = None) -> Message:
-    with _refusing("the text cannot be sent"):
-        return Message.model_validate({"role": role, "content": content, "reasoning": reasoning})
+    fields = {"role": role, "content": content, "reasoning": reasoning}
+    return _parsed("the text cannot be sent", Message.model_validate, fields)
 
 
-@contextmanager
-def _refusing(where: str) -> Iterator[None]:
+def _parsed(where: str, parse: Callable[[Any], Message], value: Any) -> Message:
     try:
-        yield
+        return parse(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         parts = [where, ".".join(str(part) for part in first["loc"]), first["msg"]]
@@ -152,10 +148,7 @@ class Turn:
     reasoning: str
     finish: str  # in OpenAI's words, or `INTERRUPTED`
     usage: Usage
-    seconds: float  # from the first token to the last
-    verify_rounds: int  # forwards over a block
-    accepted: int  # drafts that were confirmed in them
-    provenance: Provenance | None  # None of one that was interrupted
+    provenance: Provenance | None  # None of one that was interrupted, as are the figures made of it
 
     @property
     def said(self) -> bool:
@@ -168,15 +161,19 @@ class Turn:
         return self.usage.prompt_tokens_details.cached_tokens
 
     @property
+    def verify_rounds(self) -> int:
+        """Forwards over a block."""
+        return self.provenance.verify_rounds if self.provenance else 0
+
+    @property
     def acceptance_length(self) -> float | None:
         """Tokens emitted a verify round, the target's own included; None without one."""
-        return self.accepted / self.verify_rounds + 1 if self.verify_rounds else None
+        return self.provenance.acceptance_length if self.provenance else None
 
     @property
     def tokens_per_s(self) -> float | None:
         """Of decoding, the first token excepted; None for a single one."""
-        decoded = self.usage.completion_tokens - 1
-        return decoded / self.seconds if decoded > 0 and self.seconds > 0 else None
+        return self.provenance.decode_tokens_per_s if self.provenance else None
 
 
 Events = SimpleQueue[Event | None]  # None: stop
@@ -207,14 +204,12 @@ class Conversation(AbstractContextManager["Conversation"]):
         """Load a model and let it answer from now on. Where that fails, all stays as it was."""
         entry, channel = self.registry.resolve(model_id)
         check_located(self._find(entry))  # before the present model is dropped
-        with self._loaded(entry) as model:
-            self._check_template(model, self.transcript.system)
+        self._check_template(entry, self.transcript.system)
         self._entry, self._channel = entry, channel
 
     def instruct(self, text: str | None) -> None:
         """Put this system turn before the conversation, or none; refuse it where the template ignores it."""
-        with self._loaded(self._entry) as model:
-            self._check_template(model, text)
+        self._check_template(self._entry, text)
         self.transcript = replace(self.transcript, system=text)
 
     def say(self, text: str) -> Told:
@@ -235,14 +230,6 @@ class Conversation(AbstractContextManager["Conversation"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @contextmanager
-    def _loaded(self, entry: ModelEntry) -> Iterator[LoadedModel]:
-        lease = self._worker.lease(entry)
-        try:
-            yield lease.granted.result()
-        finally:
-            self._worker.release(lease)
 
     def _answer(self, asked: Transcript) -> Told:
         self._events = SimpleQueue()  # from now on, before the first event is asked for, it can be stopped
@@ -280,21 +267,29 @@ class Conversation(AbstractContextManager["Conversation"]):
         return ChatResponseBuilder(request, model, prompt, work)
 
     def _prompt(
-        self, asked: Transcript, switches: Mapping[str, bool], model: LoadedModel
+        self, asked: Transcript, switches: dict[str, bool], model: LoadedModel
     ) -> tuple[ChatRequest, RenderedPrompt]:
-        template = dict(switches) or None
-        request = ChatRequest(model=self.model_id, messages=asked.messages, chat_template_kwargs=template)
+        request = ChatRequest(
+            model=self.model_id, messages=asked.messages, chat_template_kwargs=switches or None
+        )
         try:
             return request, chat_prompt(request, model)
         except Refusal as refusal:
             kind = DoesNotFit if refusal.code == "context_length_exceeded" else PromptError
             raise kind(str(refusal)) from None
 
-    def _check_template(self, model: LoadedModel, system: str | None) -> None:
-        """Make sure that no switch is without effect."""
+    def _check_template(self, entry: ModelEntry, system: str | None) -> None:
+        """Load the model and make sure that no switch is without effect."""
+        lease = self._worker.lease(entry)
+        try:
+            self._check_switches(lease.granted.result(), system)
+        finally:
+            self._worker.release(lease)
+
+    def _check_switches(self, model: LoadedModel, system: str | None) -> None:
         switches, name = self.options.switches, model.entry.name
 
-        def tokens(system: str | None, switches: Mapping[str, bool]) -> list[int]:
+        def tokens(system: str | None, switches: dict[str, bool]) -> list[int]:
             return self._prompt(Transcript(system).asked("?"), switches, model)[1].tokens
 
         opposite = {key: not value for key, value in switches.items()}
@@ -311,9 +306,7 @@ def _listen(
     builder: ChatResponseBuilder, events: Events
 ) -> Generator[PrefillProgress | ParsedText, None, Turn]:
     """Tell an answer as it comes, until it has ended or is stopped; return the turn."""
-    cached, first, last = None, 0.0, 0.0
-    rounds: list[Round] = []
-    said, ended = ParsedText(), None
+    cached, said, ended = None, ParsedText(), None
     while ended is None and (event := events.get()) is not None:
         replies: Iterable[Reply] = ()
         match event:
@@ -323,28 +316,16 @@ def _listen(
                 cached = event.done if cached is None else cached
                 yield event
             case Step():
-                last = perf_counter()
-                if event.round is None:
-                    first = last
-                else:
-                    rounds.append(event.round)
                 replies = builder.take([event])
             case DecodeFinished():
                 ended, replies = event, builder.end(event)
         for piece in filter(None, map(_piece, replies)):
             said += piece
             yield piece
-    verified = [record for record in rounds if record.block > 1]
-    return Turn(
-        content=said.content,
-        reasoning=said.reasoning,
-        finish=INTERRUPTED if ended is None else ended.outcome.finish,
-        usage=builder.usage((cached or 0) if ended is None else ended.cached_tokens),
-        seconds=last - first if ended is None else ended.outcome.decode_s,
-        verify_rounds=len(verified),
-        accepted=sum(record.accepted for record in verified),
-        provenance=None if ended is None else builder.provenance(ended),
-    )
+    if ended is None:
+        return Turn(said.content, said.reasoning, INTERRUPTED, builder.usage(cached or 0), None)
+    usage, provenance = builder.usage(ended.cached_tokens), builder.provenance(ended)
+    return Turn(said.content, said.reasoning, ended.outcome.finish, usage, provenance)
 
 
 def _piece(reply: Reply) -> ParsedText:

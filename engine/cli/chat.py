@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import flag, option, registry_options, sampling_options, take_registry
+from engine.cli.options import flag, option, prepare, registry_options, sampling_options, take_registry
 from engine.errors import ConfigurationError
 
 
@@ -14,12 +14,7 @@ from engine.errors import ConfigurationError
 @click.argument("model_id", metavar="[ID]", required=False)
 @registry_options
 @option("--system", "A system turn before the conversation.")
-@option(
-    "--thinking",
-    "Whether a reasoning model reasons; default leaves it to the registry.",
-    "default",
-    metavar="default|on|off",
-)
+@option("--thinking", "Whether a model reasons: on, off, or as the registry has it.", "default")
 @option("--max-tokens", "Tokens of an answer, at most.", 1024)
 @sampling_options
 @option("--block", "Tokens a verify forward, or auto [default: the registry's].")
@@ -50,8 +45,6 @@ def command(
     if system is not None and not system.strip():
         raise ConfigurationError("--system must not be empty")
 
-    from engine.device import prepare
-
     prepare()
     from engine.chat import ChatOptions, Conversation
     from engine.cli.chat_terminal import ChatLoop, InputLines, Screen
@@ -65,9 +58,8 @@ def command(
         thinking=values["thinking"],
     )
     options.check()
-    logging.getLogger("transformers").setLevel(
-        logging.ERROR
-    )  # it warns of long prompts, which are refused here
+    # it warns of long prompts, which are refused here
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     registry = take_registry(values)
     model_id = model_id or registry.default
     screen, lines = Screen(as_json=as_json, stats=stats), InputLines(quiet=as_json)

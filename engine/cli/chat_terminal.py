@@ -310,23 +310,21 @@ class ChatLoop:
         self._screen.say(f"{len(read.messages)} messages read from {file}", dim=True)
 
     def _stats(self, _: str) -> None:
-        turns = self._turns
-        decoded = [turn for turn in turns if turn.tokens_per_s is not None]
-        seconds = sum(turn.seconds for turn in decoded)
-        rounds = sum(turn.verify_rounds for turn in turns)
+        usages = [turn.usage for turn in self._turns]
+        told = [turn.provenance for turn in self._turns if turn.provenance]
         lines = [
             f"model: {self.conversation.model_id}",
-            f"answers: {len(turns)}, {sum(turn.usage.completion_tokens for turn in turns)} tokens",
-            f"prompts: {sum(turn.usage.prompt_tokens for turn in turns)} tokens, "
-            f"{sum(turn.cached_tokens for turn in turns)} of them cached",
+            f"answers: {len(usages)}, {sum(usage.completion_tokens for usage in usages)} tokens",
+            f"prompts: {sum(usage.prompt_tokens for usage in usages)} tokens, "
+            f"{sum(turn.cached_tokens for turn in self._turns)} of them cached",
         ]
-        if seconds > 0:
-            tokens = sum(turn.usage.completion_tokens - 1 for turn in decoded)
-            lines.append(f"decoding: {tokens / seconds:.1f} tok/s")
-        if rounds:
-            length = sum(turn.accepted for turn in turns) / rounds + 1
+        decoded = [(each.decode_tokens_per_s or 0) * each.decode_s for each in told]
+        if any(decoded):
+            lines.append(f"decoding: {sum(decoded) / sum(each.decode_s for each in told):.1f} tok/s")
+        if rounds := sum(each.verify_rounds for each in told):
+            length = sum(each.accepted for each in told) / rounds + 1
             lines.append(f"drafting: {length:.2f} tokens emitted per verify, {rounds} verifies")
-        if told := [turn.provenance for turn in turns if turn.provenance is not None]:
+        if told:
             why = f" ({told[-1].why_off})" if told[-1].why_off else ""
             lines.append(f"drafter: {told[-1].drafter or 'none'}{why}")
             lines.append(f"keys and values, the drafter's too: {told[-1].resident_bytes:,} bytes")

@@ -1,23 +1,39 @@
 """``kakeya_engine eval``: measurements that end in an evidence report and one JSON line."""
 
+import json
+import logging
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
-from engine.cli.evaluate_server import server
 from engine.cli.evaluation_options import (
     EvaluationCall,
+    chat_options,
     claim_option,
     common_options,
+    conclude,
     haystack_options,
-    max_tokens_option,
     seed_of,
     seed_option,
     set_options,
     take_haystack,
 )
-from engine.cli.options import option
+from engine.cli.options import (
+    flag,
+    folder_options,
+    option,
+    prepare,
+    report_options,
+    several,
+    take_registry,
+    take_request,
+)
+from engine.cli.reports import store
+
+SPEED_CLAIMS = ("speedup", "no-slowdown", "identity")
 
 
 @click.group("eval", context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,22 +43,10 @@ def command() -> None:
 
 @command.command("throughput")
 @set_options
-@claim_option(
-    "What to claim in addition to identical output; auto: a speed-up where blocks are cheap.",
-    *("speedup", "no-slowdown", "identity"),
-)
+@claim_option("Claim besides identical output; auto: a speed-up where blocks are cheap.", *SPEED_CLAIMS)
 @option("--min-speedup", "Speed-up to claim.", 1.0)
-@option(
-    "--min-stops",
-    "Also claim that this share of the texts, 0.5 to 1, ends at a stop token.",
-    type=float,
-    metavar="SHARE",
-)
-@click.option(
-    "--ignore-stops",
-    is_flag=True,
-    help="Add an arm that decodes past stop tokens up to --max-tokens (forced over-generation), to compare.",
-)
+@option("--min-stops", "Also claim that this share of the texts, 0.5 to 1, ends at a stop token.", type=float)
+@flag("--ignore-stops", "Add an arm that decodes past stop tokens up to --max-tokens, to compare.")
 @common_options
 def throughput(**values: Any) -> None:
     """Speculative against plain decoding of the same prompts, interleaved.
@@ -58,22 +62,15 @@ def throughput(**values: Any) -> None:
     from engine.cli.tables import throughput_table
     from engine.evaluation.throughput import Switches, measure_throughput
 
-    call.run_set(measure_throughput, Switches(**values, chat=call.chat), [throughput_table])
+    call.run_set(measure_throughput, Switches(**values, chat=call.chat), throughput_table)
 
 
 @command.command("recall")
-@option(
-    "--prompts",
-    "The shipped set, a FILE.jsonl with needles, or generated, which takes the shipped set's place "
-    "with --chat and --kv restored.",
-    "retrieval",
-)
+@option("--prompts", "The shipped set, a FILE.jsonl with needles, or generated.", "retrieval")
 @option("--limit", "At most so many prompts [default: all].", type=int)
-@max_tokens_option(16)
+@option("--max-tokens", "Tokens to generate a prompt.", 16)
 @seed_option("Of generated prompts; of others their order, 0 as in the file")
-@claim_option(
-    "Claim that nothing is lost beside the oracle; auto: where --kv is native or sliding-bounded.", "parity"
-)
+@claim_option("Claim that nothing is lost; auto: where --kv is native or sliding-bounded.", "parity")
 @option("--min-recall", "Also claim this recall.", type=float)
 @option("--batch", "Decode so many prompts together (not the oracle's).", 1)
 @haystack_options(
@@ -85,6 +82,8 @@ def throughput(**values: Any) -> None:
 def recall(**values: Any) -> None:
     """Needle in a haystack, with the plain model as oracle and prompts without the needle as control.
 
+    With --chat and --kv restored generated prompts take the place of the shipped set.
+
     \b
     Examples:
       kakeya_engine eval recall --report recall.json
@@ -94,42 +93,36 @@ def recall(**values: Any) -> None:
       kakeya_engine eval recall --chat --thinking off --model ~/models/qwen3-4b
       kakeya_engine eval recall --kv sink-window:4,64 --context 480
     """  # noqa: D301 - click wants the character itself
-    call, asked, seed = EvaluationCall(values), take_haystack(values), values.pop("seed")
-    from engine.cli.tables import depth_figures, depth_table, recall_table
+    call, haystack, seed = EvaluationCall(values), take_haystack(values), values.pop("seed")
+    from engine.cli.tables import depth_figures, recall_table
     from engine.config import open_engine
     from engine.evaluation.haystack import GENERATED, retrieval_prompts
     from engine.evaluation.recall import RecallSwitches, measure_recall, reach
 
-    given = RecallSwitches(**values, chat=call.chat, haystack=asked)
-    given.check()
-
-    def measure(**context: Any) -> Any:
-        engine = open_engine(call.options)
-        beyond = reach(engine.policy)
-        haystack = asked.filled(given.prompts, unfit=call.chat.chat or beyond > 0)
-        drawn = seed_of(seed, call.request if haystack.wanted else None)
-        source: dict[str, Any] = {
-            "limit": given.limit,
-            "seed": drawn,
-            "switches": call.chat,
-            "beyond": beyond,
-        }
-        prompts = retrieval_prompts(given.prompts, haystack, engine.target.tokenizer, **source)
-        # the shipped set may have been asked for and not fit
-        name = GENERATED if haystack.wanted else given.prompts
-        switches = replace(given, haystack=haystack, seed=drawn, prompts=name)
-        return measure_recall(engine, prompts, switches, call.runtime, **context)
-
-    call.run(measure, [recall_table, depth_table], {"recall_by_depth": depth_figures})
+    switches = RecallSwitches(**values, chat=call.chat, haystack=haystack)
+    switches.check()
+    engine = open_engine(call.options)
+    beyond = reach(engine.policy)
+    haystack = haystack.filled(switches.prompts, unfit=call.chat.chat or beyond > 0)
+    seed = seed_of(seed, call.request if haystack.wanted else None)
+    prompts = retrieval_prompts(
+        switches.prompts,
+        haystack,
+        engine.target.tokenizer,
+        limit=switches.limit,
+        seed=seed,
+        switches=call.chat,
+        beyond=beyond,
+    )
+    # the shipped set may have been asked for and not fit
+    name = GENERATED if haystack.wanted else switches.prompts
+    switches = replace(switches, haystack=haystack, seed=seed, prompts=name)
+    measure = partial(measure_recall, engine, prompts, switches)
+    call.run(measure, recall_table, recall_by_depth=depth_figures)
 
 
 @command.command("kv")
-@option(
-    "--policies",
-    "What --kv takes, several of them [default: every kind, most in several variants, a pair at "
-    "equal stored bits].",
-    metavar="'SPEC SPEC …'",
-)
+@option("--policies", "What --kv takes [default: one or two of every kind].", metavar="'SPEC …'")
 @haystack_options(
     "Tokens of a retrieval prompt [default: 440].",
     "Shares of the haystack before the needle [default: 0,0.2,0.4,0.6,0.8].",
@@ -137,25 +130,11 @@ def recall(**values: Any) -> None:
 )
 @seed_option("Of the retrieval prompts")
 @option("--answer-tokens", "Tokens to generate for one of them.", 16)
-@option(
-    "--speed-prompts",
-    "A set or a FILE.jsonl without needles, for drafts and speed; none to leave it out.",
-    "code",
-)
+@option("--speed-prompts", "A set or FILE.jsonl without needles, for drafts and speed; or none.", "code")
 @option("--speed-limit", "At most so many of them.", 8)
-@max_tokens_option(64, "Tokens to generate for one of them.")
-@option(
-    "--claim-parity",
-    "Claim that this policy recalls what the oracle recalls (several times; with --speed-prompts none).",
-    multiple=True,
-    metavar="SPEC",
-)
-@option(
-    "--claim-bytes",
-    "Claim that this policy's caches hold at most so many bytes (several times).",
-    multiple=True,
-    metavar="SPEC=BYTES",
-)
+@option("--max-tokens", "Tokens to generate for one of them.", 64)
+@several("--claim-parity", "Claim the oracle's recall of it; with --speed-prompts none.", metavar="SPEC")
+@several("--claim-bytes", "Claim that a policy's caches hold no more.", metavar="SPEC=BYTES")
 @common_options
 def kv(**values: Any) -> None:
     """Shoot-out of KV policies: stored bits, memory, distortion, recall, acceptance and speed.
@@ -171,35 +150,25 @@ def kv(**values: Any) -> None:
       kakeya_engine eval kv --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --context 4000
     """  # noqa: D301 - click wants the character itself
     call, haystack, policies = EvaluationCall(values), take_haystack(values), values.pop("policies")
-    seed = seed_of(values.pop("seed"), call.request)
-    from engine.cli.tables import depth_figures, depth_table, kv_figures, kv_table
+    from engine.cli.tables import depth_figures, kv_figures, kv_table
     from engine.evaluation.kv import DEPTHS, POLICIES, KVSwitches, measure_kv, open_shootout, settled
 
+    values["seed"] = seed_of(values["seed"], call.request)
     switches = KVSwitches(
         policies=POLICIES if policies is None else tuple(policies.split()),
         haystack=haystack.with_defaults(depths=DEPTHS),
-        seed=seed,
         chat=call.chat,
         **values,
     )
     switches.check()
-    options = settled(call.options)
-
-    def measure(**context: Any) -> Any:
-        return measure_kv(open_shootout(options), switches, call.runtime, **context)
-
-    more = {"policies": kv_figures, "recall_by_depth": depth_figures}
-    call.run(measure, [depth_table, kv_table], more)
+    measure = partial(measure_kv, open_shootout(settled(call.options)), switches)
+    call.run(measure, kv_table, policies=kv_figures, recall_by_depth=depth_figures)
 
 
 @command.command("quality")
 @set_options
-@claim_option(
-    "Identical output but for rounding ties, or a share of equal outputs; auto: identity where --kv is "
-    "native.",
-    *("identity", "match"),
-)
-@option("--min-match", "With --claim match: the share to claim.", type=float, metavar="X")
+@claim_option("Identity (but for ties) or a share; auto: identity if --kv is native.", "identity", "match")
+@option("--min-match", "With --claim match: the share to claim.", type=float)
 @common_options
 def quality(**values: Any) -> None:
     """Exact match of our output with plain decoding's, and a look out for runaway repetition.
@@ -216,8 +185,72 @@ def quality(**values: Any) -> None:
     from engine.evaluation.quality import QualitySwitches, matches_by_set, measure_quality
 
     switches = QualitySwitches(**values, chat=call.chat)
-    more = {"identical_by_set": matches_by_set}
-    call.run_set(measure_quality, switches, [quality_table], more)
+    call.run_set(measure_quality, switches, quality_table, identical_by_set=matches_by_set)
 
 
-command.add_command(server)
+@command.command("server")
+@set_options
+@option("--clients", "Clients that ask at once.", 4)
+@folder_options
+@option("--kv", "The KV channel, as serve takes it.", dest="channel", metavar="CHANNEL")
+@option("--id", "Ask this model [default: the registry's].", dest="model_id", metavar="NAME[@CHANNEL]")
+@option("--dtype", "With --model: float32, float16 or bfloat16.")
+@option("--block", "Tokens a verify forward, or auto.", "auto")
+@option("--prefill-chunk", "Prompt tokens a forward.", 512)
+@chat_options
+@option(
+    "--transport",
+    "127.0.0.1 or a Unix socket [default: usable].",
+    type=click.Choice(["tcp", "unix"]),
+)
+@report_options
+def server(
+    as_json: bool, report_path: Path | None, chat: bool, thinking: str, model_id: str | None, **values: Any
+) -> None:
+    """The server's answers over HTTP against plain decoding, and what else clients rely on.
+
+    Starts the real server in this process, for itself alone, with a key of its own. Every check has to pass;
+    of a server that fails one there is no report.
+
+    \b
+    Exit codes: 0 all checks pass and a report is written, 1 a check failed, 2 bad input.
+
+    \b
+    Examples:
+      kakeya_engine eval server --report server.json
+      kakeya_engine eval server --prompts code --limit 2 --clients 8 --json
+      kakeya_engine eval server --id demo@affine8
+      kakeya_engine eval server --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
+    """  # noqa: D301 - click wants the character itself
+    request, runtime = take_request(values), prepare()
+    from engine.cli.progress import shown_progress
+    from engine.cli.tables import checks_of, checks_table, server_table
+    from engine.evaluation.prompts import load_prompts
+    from engine.evaluation.quality import matches_by_set
+    from engine.evaluation.server import ChecksFailed, Offer, ServerSwitches, measure_server
+    from engine.generate import ChatSwitches
+    from engine.registry import Places
+    from engine.server.serve import model_finder
+
+    if values["model"] is not None and model_id is not None:
+        raise click.UsageError("--model serves a folder; leave out --registry and --id")
+    channel = None if values["model"] else values["channel"]
+    offer = Offer.of(take_registry(values, ("drafter", "quantize", "dtype")), model_id, channel)
+    switches = ServerSwitches(**values, chat=ChatSwitches(chat, thinking))
+    switches.check()
+    prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
+    find = model_finder(Places.of_machine(), download=False)
+    logging.getLogger("kakeya.requests").setLevel(logging.WARNING)
+    try:
+        with shown_progress() as progress:
+            report = measure_server(
+                offer, find, prompts, switches, runtime, progress=progress, request=request
+            )
+    except ChecksFailed as failure:
+        if not as_json:
+            checks_table(failure.checks)
+        click.echo(json.dumps({"kind": "server", "checks": failure.checks, "report": None}))
+        raise
+    stored = store(report, report_path)
+    table = None if as_json else server_table
+    conclude(report.document, stored, table, checks=checks_of, identical_by_set=matches_by_set)

@@ -7,18 +7,8 @@ from typing import Any
 
 import click
 
-from engine.cli.options import (
-    FILE,
-    PATH,
-    binding_options,
-    engine_options,
-    flag,
-    json_option,
-    option,
-    sampling_options,
-    take_engine,
-    take_request,
-)
+from engine.cli import options as common
+from engine.cli.options import FILE, PATH, flag, option, sampling_options, several
 from engine.cli.reports import store
 from engine.errors import GenerationError, PromptError
 
@@ -39,10 +29,10 @@ def _report_path(context: click.Context, option: click.Parameter, value: str | N
 @option("--repetition-penalty", "Divide logits of recent tokens by it.", 0.0, show_default=False)
 @option("--presence-penalty", "Subtract it from logits of used tokens.", 0.0, show_default=False)
 @option("--frequency-penalty", "… once for each use.", 0.0, show_default=False)
-@option("--stop", "End before this text; may be given several times.", multiple=True)
+@several("--stop", "End before this text.")
 @flag("--text", "Print nothing but the text.", dest="text_only")
-@engine_options
-@json_option
+@common.engine_options
+@common.json_option
 @option(
     "--report",
     "Write an evidence report, to PATH or to a new file among the last reports.",
@@ -52,7 +42,7 @@ def _report_path(context: click.Context, option: click.Parameter, value: str | N
     metavar="[PATH]",
     callback=_report_path,
 )
-@binding_options
+@common.binding_options
 def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path: Any, **values: Any) -> None:
     """Continue PROMPT; the tokens are those of plain decoding, or distributed like them when sampling.
 
@@ -73,12 +63,8 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
     content = [("user", text)] if values.pop("chat") else text
     if text_only and as_json:
         raise click.UsageError("give either --text or --json")
-    request = take_request(values)
-    options = take_engine(values)
-
-    from engine.device import prepare
-
-    runtime = prepare()
+    request, options = common.take_request(values), common.take_engine(values)
+    runtime = common.prepare()
     from engine.config import open_engine
     from engine.generate import GenerateSwitches, encode, generate
 
@@ -89,9 +75,8 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
     if report_path is not None or request is not None:
         from engine.evaluation.measure import Evaluation
 
-        evaluation = Evaluation(
-            "throughput", "generate", engine, switches, runtime, request=request, resumable=False
-        )
+        about = (engine, switches, runtime)
+        evaluation = Evaluation("throughput", "generate", *about, request=request, resumable=False)
     target = engine.target
     tokens = encode(content, target.tokenizer, target.target.vocab_size, target.context)
     draft_length = engine.new_draft_length(repeatable=switches.seed is not None)
@@ -113,6 +98,7 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
 
 
 def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
+    same = ("decode_tokens_per_s", "verify_rounds", "acceptance_length")
     return {
         "text": outcome.text,
         "finish_reason": outcome.finish,
@@ -120,9 +106,7 @@ def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
         "generated_tokens": len(outcome.tokens),
         "prefill_s": round(outcome.prefill_s, 7),
         "decode_s": round(outcome.decode_s, 7),
-        "decode_tokens_per_s": outcome.decode_tokens_per_s,
-        "verify_rounds": outcome.verify_rounds,
-        "acceptance_length": outcome.acceptance_length,
+        **{name: getattr(outcome, name) for name in same},
         "resident_bytes": outcome.resident_bytes + outcome.drafter_resident_bytes,
         "drafter_resident_bytes": outcome.drafter_resident_bytes,
         "path": outcome.path,
@@ -132,13 +116,13 @@ def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
 
 
 def _summary(outcome: Any) -> str:
-    parts = [f"{len(outcome.tokens)} tokens ({outcome.finish})"]
+    text = f"{len(outcome.tokens)} tokens ({outcome.finish})"
     if outcome.decode_tokens_per_s is not None:
-        parts.append(f"{outcome.decode_tokens_per_s:.1f} tok/s")
+        text += f", {outcome.decode_tokens_per_s:.1f} tok/s"
     if outcome.acceptance_length is not None:
         length = f"{outcome.acceptance_length:.2f} tokens emitted per verify"
-        parts.append(f"{length} over {outcome.verify_rounds} rounds")
-    return ", ".join(parts)
+        text += f", {length} over {outcome.verify_rounds} rounds"
+    return text
 
 
 def _prompt_text(prompt: str | None, file: Path | None) -> str:

@@ -2,40 +2,31 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
-from rich.table import Table
 
-from engine.cli.options import PATH, group, option
+from engine.cli.options import PATH, dtype_option, json_option, option, several
 from engine.errors import ConfigurationError
 
 QUIET_S = 2.0  # seconds until progress is worth a line
-KV_HELP = (
-    "Which keys and values are kept, and how, as for generate; several times, or 'all' [default: native]."
-)
 USAGE = "give --table article, or --context N (and --model FOLDER); see kakeya_engine memory --help"
 
 
 @click.command("memory")
-@group(
-    option("--table", "Print a published table from its formula.", type=click.Choice(["article"])),
-    option("--model", "Folder of the model, config.json will do [default: shipped].", type=PATH),
-    option("--kv", KV_HELP, multiple=True, metavar="POLICY"),
-    option("--batch", "Sequences decoded together.", 1),
-    option("--context", "Tokens of each prompt; one round follows them.", metavar="N[,N]"),
-    option("--block", "Tokens a verify forward; auto: as the drafter was made for, 1 without one.", "auto"),
-    option("--prefill-chunk", "Prompt tokens a forward.", 2048),
-    option("--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."),
-    option("--quantize", "Count the target's weights as packed on loading.", metavar="BITS[,GROUP]"),
-    option("--drafter", "Add the weights and the state of a drafter, as for generate.", metavar="SPEC"),
-)
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON line.")
+@option("--table", "Print a published table from its formula.", type=click.Choice(["article"]))
+@option("--model", "Folder of the model, config.json will do [default: shipped].", type=PATH)
+@several("--kv", "As for generate, or 'all' [default: native].", metavar="POLICY")
+@option("--batch", "Sequences decoded together.", 1)
+@option("--context", "Tokens of each prompt; one round follows them.", metavar="N[,N]")
+@option("--block", "Tokens a verify forward; auto: as the drafter was made for, 1 without one.", "auto")
+@option("--prefill-chunk", "Prompt tokens a forward.", 2048)
+@dtype_option
+@option("--quantize", "Count the target's weights as packed on loading.", metavar="BITS[,GROUP]")
+@option("--drafter", "Add the weights and the state of a drafter, as for generate.", metavar="SPEC")
+@json_option
 def command(table: str | None, model: Path | None, as_json: bool, **values: Any) -> None:
     """Say how much memory keys and values would take. Nothing is loaded, computed or measured.
 
@@ -53,23 +44,20 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
     """  # noqa: D301 - click wants the character itself
     if table is not None:
         context = click.get_current_context()
-        others = [
-            parameter.opts[0]
-            for parameter in context.command.params
-            if parameter.name not in {"table", "as_json"}
-            and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        given = [
+            each.opts[0]
+            for each in context.command.params
+            if context.get_parameter_source(str(each.name)) is ParameterSource.COMMANDLINE
         ]
-        if others:
-            raise click.UsageError(
-                f"--table {table} takes no switch but --json; leave out {', '.join(others)}"
-            )
+        if others := ", ".join(flag for flag in given if flag not in ("--table", "--json")):
+            raise click.UsageError(f"--table {table} takes no switch but --json; leave out {others}")
         from engine.article import article_document
 
-        document = article_document()
+        document, show = article_document(), article_table
     else:
-        document = _predicted(model, **values)
+        document, show = _predicted(model, **values), prediction_table
     if not as_json:
-        (article_table if table is not None else prediction_table)(document)
+        show(document)
     click.echo(json.dumps(document, ensure_ascii=False))
 
 
@@ -82,6 +70,7 @@ def _predicted(
         raise ConfigurationError(f"--context {context!r} is not a number, or a list such as 8192,32768")
     contexts = tuple(dict.fromkeys(int(number) for number in context.split(",")))
 
+    from engine.cli.progress import shown_progress
     from engine.memory import open_unloaded, predict
     from engine.target.loading import SHIPPED_TARGET
 
@@ -89,90 +78,64 @@ def _predicted(
     policies = values.pop("kv") or ("native",)
     if values["drafter"] == "none":
         values["drafter"] = None
-    return predict(unloaded, policies, contexts, _progress(), **values)
-
-
-def _progress() -> Callable[[int, int, str, str], None]:
-    """Show progress as a runner can follow it, once a prediction takes long."""
-    since, shown = monotonic(), False
-
-    def show(done: int, total: int, phase: str, detail: str) -> None:
-        nonlocal shown
-        shown = shown or monotonic() - since > QUIET_S
-        if shown:
-            click.echo(f"progress {done}/{total} {phase} {detail}", err=True)
-
-    return show
+    with shown_progress(QUIET_S) as progress:
+        return predict(unloaded, policies, contexts, progress, **values)
 
 
 def article_table(document: dict[str, Any]) -> None:
     """Print the article's rows as it has them."""
-    table = _table(
-        "memory, the original article: ANALYTIC, not measured",
-        "batch", "context", "net bytes a token", "ratio",
-    )  # fmt: skip
-    for row in document["rows"]:
-        texts = row["net_bytes_per_token_text"], row["ratio_text"]
-        table.add_row(str(row["batch"]), f"{row['context']:,}", *texts)
-    console = Console()
-    console.print(table)
-    console.print(document["formula"])
-    console.print(f"left out: {'; '.join(document['left_out'])}")
+    from engine.cli.tables import print_line, print_table
+
+    rows = (
+        (str(row["batch"]), f"{row['context']:,}", row["net_bytes_per_token_text"], row["ratio_text"])
+        for row in document["rows"]
+    )
+    columns = ("batch", "context", "net bytes a token", "ratio")
+    print_table("memory, the original article: ANALYTIC, not measured", columns, rows)
+    print_line(document["formula"])
+    print_line(f"left out: {'; '.join(document['left_out'])}")
 
 
 def prediction_table(document: dict[str, Any]) -> None:
     """Print policies side by side, the layers of a single one, and what comes on top of the caches."""
+    from engine.cli.tables import print_line, print_table
+
     rows, batch = document["rows"], document["batch"]
-    columns = ["policy", "context", "caches", "a sequence", "bytes a token", "against native"]
-    if batch == 1:
-        columns.remove("a sequence")
-    table = _table("memory of caches: ANALYTIC, predicted from shapes, not measured", *columns)
-    for row in rows:
-        texts = {
-            "policy": row["kv"],
-            "context": f"{row['context']:,}",
-            "caches": size(row["cache_bytes"]),
-            "a sequence": size(row["bytes_per_sequence"]),
-            "bytes a token": f"{row['bytes_per_token']:,.1f}",
-            "against native": f"{row['ratio_to_native']:.2f}×",
-        }
-        table.add_row(*(texts[column] for column in columns))
-    console = Console()
-    console.print(table)
+    each = ("a sequence",) if batch > 1 else ()
+    columns = ("|policy", "context", "caches", *each, "bytes a token", "against native")
+    shown = [
+        (
+            *(row["kv"], f"{row['context']:,}", size(row["cache_bytes"])),
+            *(size(row["bytes_per_sequence"]) for _ in each),
+            *(f"{row['bytes_per_token']:,.1f}", f"{row['ratio_to_native']:.2f}×"),
+        )
+        for row in rows
+    ]
+    print_table("memory of caches: ANALYTIC, predicted from shapes, not measured", columns, shown)
     for kind in rows[0]["layers"] if len(rows) == 1 else ():
-        console.print(f"{kind['layers']:3d} × {kind['holds']} ({kind['cache']}): {size(kind['bytes'])}")
-    console.print(
+        print_line(f"{kind['layers']:3d} × {kind['holds']} ({kind['cache']}): {size(kind['bytes'])}")
+    print_line(
         f"{batch} {'sequence' if batch == 1 else 'sequences'}, rounds of {document['block']}, "
         f"prompts in chunks of {document['prefill_chunk']}"
     )
     shorter = {row["context"]: row["block"] for row in rows if row["block"] < document["block"]}
     for context, block in shorter.items():
-        console.print(f"a prompt of {context:,} leaves {f'a round of {block}' if block else 'no round'}")
-    console.print(
+        print_line(f"a prompt of {context:,} leaves {f'a round of {block}' if block else 'no round'}")
+    print_line(
         f"weights: {size(document['weights_bytes'])} in {document['dtype']} "
         f"({document['dtype_from']}), from {document['weights_from']}"
     )
     if document["drafter"] is not None:
         states = " / ".join(dict.fromkeys(size(row["drafter_state_bytes"]) for row in rows))
-        console.print(f"drafter: weights {size(document['drafter']['weights_bytes'])}, state {states}")
+        print_line(f"drafter: weights {size(document['drafter']['weights_bytes'])}, state {states}")
     for policy, reason in document["refused"].items():
-        console.print(f"not for this model: {policy} ({reason})")
-    console.print(f"left out: {'; '.join(document['left_out'])}")
+        print_line(f"not for this model: {policy} ({reason})")
+    print_line(f"left out: {'; '.join(document['left_out'])}")
 
 
 def size(count: int) -> str:
     """Write bytes in the largest unit that leaves a whole number before the point."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        policy = column == "policy"
-        table.add_column(column, justify="left" if policy else "right", overflow="fold", no_wrap=policy)
-    return table
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.2f} {unit}"
+    return f"{count} B"

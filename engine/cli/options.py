@@ -1,6 +1,6 @@
 """Options several commands share, and what they turn into."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +40,11 @@ def flag(name: str, help_text: str, *, dest: str | None = None) -> Callable[[F],
     return option(name, help_text, dest=dest, is_flag=True)
 
 
+def several(name: str, help_text: str, **more: Any) -> Callable[[F], F]:
+    """An option that may be given several times."""
+    return option(name, f"{help_text} (several times)", multiple=True, **more)
+
+
 dtype_option = option(
     "--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."
 )
@@ -60,26 +65,12 @@ engine_options = group(
         "native",
         metavar="POLICY",
     ),
-    option(
-        "--drafter-kv",
-        "How the drafter keeps its own keys and values: native, sink-window[:S,W], "
-        "affine[:BITS,GROUP] or rotated[:BITS,GROUP].",
-        "native",
-        metavar="POLICY",
-    ),
+    option("--drafter-kv", "The drafter's own: native, sink-window, affine or rotated, as --kv.", "native"),
     option("--quantize", "Pack the target's weights on loading.", metavar="BITS[,GROUP]"),
-    option(
-        "--projector", "Folder of the projector for restored:learned [default: the shipped one].", type=PATH
-    ),
+    option("--projector", "Folder for --kv restored:learned [default: the shipped one].", type=PATH),
     option("--prefill-chunk", "Prompt tokens a forward.", 2048),
     dtype_option,
-    option(
-        "--compile/--no-compile",
-        "Run short blocks as compiled graphs.",
-        True,
-        dest="compiled",
-        show_default=False,
-    ),
+    option("--compile/--no-compile", "Run short blocks as compiled graphs.", True, dest="compiled"),
     flag("--single-graph", "Diagnostic: evaluate draft and verify as one graph."),
 )
 sampling_options = group(
@@ -89,12 +80,15 @@ sampling_options = group(
     option("--top-k", "Draw from the k likeliest; 0: all.", 0),
     option("--seed", "Make sampling repeatable [default: new numbers].", type=int),
 )
-registry_options = group(
+folder_options = group(
     option("--registry", "Models to offer [default: the shipped file].", type=PATH),
     option("--model", "Offer this folder alone, instead of a registry.", type=PATH),
     option("--drafter", "With --model: what drafts, as generate takes it."),
-    option("--kv", "With --model: the default KV channel.", dest="channel"),
     option("--quantize", "With --model: pack the weights, as generate does."),
+)
+registry_options = group(
+    folder_options,
+    option("--kv", "With --model: the default KV channel.", dest="channel"),
     flag("--download", "Fetch models that are not here from the hub."),
 )
 binding_options = group(
@@ -106,14 +100,16 @@ binding_options = group(
 json_option = flag("--json", "Print nothing but one JSON line.", dest="as_json")
 report_options = group(
     json_option,
-    option(
-        "--report",
-        "Write the evidence report here [default: a new file among the last reports].",
-        dest="report_path",
-        type=FILE,
-    ),
+    option("--report", "Write the report here [default: among the last].", dest="report_path", type=FILE),
     binding_options,
 )
+
+
+def prepare() -> Any:
+    """`engine.device.prepare`, before anything that imports mlx."""
+    from engine.device import prepare
+
+    return prepare()
 
 
 def take_engine(values: dict[str, Any]) -> Any:
@@ -123,20 +119,23 @@ def take_engine(values: dict[str, Any]) -> Any:
     return Options(**{each.name: values.pop(each.name) for each in fields(Options)})
 
 
-def take_registry(values: dict[str, Any]) -> Any:
-    """The registry of a file, or of one folder, from the values of `registry_options`."""
+def take_registry(
+    values: dict[str, Any], of_folder: Sequence[str] = ("drafter", "channel", "quantize")
+) -> Any:
+    """Take the registry of a file, or of one folder, out of ``values``; ``of_folder`` need --model."""
     from engine.registry import Registry
 
-    if values["model"] is not None:
-        if values["registry"] is not None:
+    registry, model = values.pop("registry"), values.pop("model")
+    given = {name: values.pop(name) for name in dict.fromkeys((*of_folder, "channel"))}
+    if model is not None:
+        if registry is not None:
             raise click.UsageError("give either --registry or --model")
-        return Registry.single(
-            values["model"], values["drafter"], channel=values["channel"], quantize=values["quantize"]
-        )
-    for name, flag in (("drafter", "--drafter"), ("channel", "--kv"), ("quantize", "--quantize")):
-        if values[name] is not None:
+        return Registry.single(model, **given)
+    for name in of_folder:
+        if given[name] is not None:
+            flag = "--kv" if name == "channel" else f"--{name}"
             raise click.UsageError(f"{flag} goes with --model; a registry says it for each of its models")
-    return Registry.load(values["registry"])
+    return Registry.load(registry)
 
 
 def take_request(values: dict[str, Any]) -> Any:

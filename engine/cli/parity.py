@@ -6,32 +6,23 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, flag, option, report_options, take_request
+from engine.cli.options import PATH, flag, option, prepare, report_options, take_request
 from engine.cli.reports import store
 from engine.errors import EngineError
 
 
 @click.command("parity")
-@option(
-    "--golden",
-    "A case (config.json, model.safetensors, golden.npz; or target, drafter, golden.npz), or a folder "
-    "of cases.",
-    type=PATH,
-    metavar="DIR",
-)
+@option("--golden", "A case: a drafter, or target and drafter, with golden.npz; or cases.", type=PATH)
 @flag("--target", "Compare verify forwards of the target with single-token forwards.")
 @option("--model", "Folder of the target [default: shipped].", type=PATH)
 @option("--prompts", "With --target: a set, or a file.", "all")
 @option("--limit", "… at most so many of each kind.", 2)
 @option("--max-tokens", "… tokens of each text.", 48)
 @option("--prefill-chunk", "… prompt tokens a forward.", 2048)
-@option(
-    "--dtype", "Compute in float32, float16 or bfloat16 [default: float32; a target on Metal: as stored]."
-)
+@option("--dtype", "float32, float16 or bfloat16 [default: float32; a target on Metal: as stored].")
 @option(
     "--tolerance",
-    "Largest absolute difference of a hidden state or logit that passes [default: 1e-4 in float32, 0.25 "
-    "in float16, 1 in bfloat16; with a target in float32 1e-3].",
+    "Largest difference that passes [default: 1e-4, of a target 1e-3; float16 0.25, bfloat16 1].",
     type=float,
 )
 @option("--reference", "Name of the implementation behind --golden, for the report [default: as it says].")
@@ -65,10 +56,7 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine parity --golden cases --reference "dflash 0.1.0 (torch)" --report parity.json
       kakeya_engine parity --target --prompts code --report parity.json
     """  # noqa: D301 - click wants the character itself
-    request = take_request(values)
-    from engine.device import prepare
-
-    runtime = prepare()
+    request, runtime = take_request(values), prepare()
     from engine.cli.progress import shown_progress
     from engine.evaluation.parity import ParitySwitches, measure_parity
 
@@ -94,13 +82,7 @@ def kv() -> None:
 
 
 @kv.command("codec")
-@option(
-    "--golden",
-    "An .npz of rows x_<D> and their stored round trips d4_q<Q>_<D>, e8_q<Q>_<D>.",
-    type=PATH,
-    required=True,
-    metavar="FILE",
-)
+@option("--golden", "An .npz: x_<D>, and round trips d4_q<Q>_<D>, e8_q<Q>_<D>.", type=PATH, required=True)
 @flag("--json", "Print nothing but the JSON line.", dest="as_json")
 def codec(golden: Path, as_json: bool) -> None:
     """Compare the lattice code with stored round trips of the codec it was published as.
@@ -116,8 +98,6 @@ def codec(golden: Path, as_json: bool) -> None:
       kakeya_engine kv codec --golden tests/data/lattice/seed_1.npz
       kakeya_engine kv codec --golden tests/data/lattice/seed_1.npz --json
     """  # noqa: D301 - click wants the character itself
-    from engine.device import prepare
-
     prepare()
     from engine.evaluation.codec import codec_document, compare_codec
 

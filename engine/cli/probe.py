@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import report_options, take_request
+from engine.cli.options import prepare, report_options, take_request
 from engine.cli.reports import store
 
 
@@ -20,17 +20,13 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine probe
       kakeya_engine probe --json --report probe.json
     """  # noqa: D301 - click wants the character itself
-    request = take_request(values)
-
-    from engine.device import prepare
-
-    runtime = prepare()
-    from engine.cli.tables import probe_figures, probe_table
+    request, runtime = take_request(values), prepare()
+    from engine.cli.tables import probe_table
     from engine.evaluation.probe import advice, probe_machine
 
     report = probe_machine(runtime, request)
-    path = store(report, report_path)
-    hint = advice(runtime)
+    path, document, hint = store(report, report_path), report.document, advice(runtime)
     if not as_json:
-        probe_table(report.document, hint)
-    click.echo(json.dumps(probe_figures(report.document) | {"advice": hint, "report": str(path)}))
+        probe_table(document, hint)
+    line = {"kind": "probe", **document["configuration"], "environment": document["environment"]}
+    click.echo(json.dumps(line | {"advice": hint, "report": str(path)}))

@@ -4,25 +4,25 @@ The lines are ``progress DONE/TOTAL PHASE DETAIL`` on stderr, at most two a seco
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from engine.evaluation.measure import Progress
-
+Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
 EVERY_S = 0.5
 
 
 @contextmanager
-def shown_progress() -> Iterator[Progress]:
-    """A function that shows progress, for as long as the block lasts."""
+def shown_progress(after: float = 0.0) -> Iterator[Progress]:
+    """A function that shows progress while the block lasts; as lines from ``after`` seconds on."""
     if not sys.stderr.isatty():
-        last = float("-inf")
+        since, last = monotonic(), float("-inf")
 
         def line(done: int, total: int, phase: str, detail: str) -> None:
             nonlocal last
-            if done >= total or monotonic() - last >= EVERY_S:
-                last = monotonic()
+            now = monotonic()
+            if now - since >= after and (done >= total or now - last >= EVERY_S):
+                last = now
                 print(f"progress {done}/{total} {phase} {detail}", file=sys.stderr, flush=True)
 
         yield line

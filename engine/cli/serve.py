@@ -10,20 +10,17 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, flag, option, registry_options, take_registry
+from engine.cli.options import PATH, flag, option, prepare, registry_options, several, take_registry
 from engine.errors import ConfigurationError
 
 KEY_VARIABLE = "KAKEYA_API_KEY"
-MIB = 2**20
 
 
 def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None) -> int | None:
     """Bytes of a number of MiB."""
-    if mib is None:
-        return None
-    if not math.isfinite(mib):
+    if mib is not None and not math.isfinite(mib):
         raise ConfigurationError(f"{parameter.opts[0]} must be a number of MiB, not {mib}")
-    return int(mib * MIB)
+    return None if mib is None else int(mib * 2**20)
 
 
 @click.command("serve")
@@ -31,15 +28,8 @@ def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None)
 @option("--host", "Address; any but this machine's own needs a key.", "127.0.0.1")
 @option("--port", "0 selects a free one.", 8080)
 @option("--api-key-file", "API keys, one a line.", type=PATH)
-@option(
-    "--allow-host", "A further name of this server, for local proxies.", dest="allowed_hosts", multiple=True
-)
-@option(
-    "--allow-origin",
-    "Let web pages of this origin send requests (CORS); none by default.",
-    dest="allowed_origins",
-    multiple=True,
-)
+@several("--allow-host", "A further name of this server, for local proxies.", dest="allowed_hosts")
+@several("--allow-origin", "Let web pages of this origin send requests (CORS).", dest="allowed_origins")
 @option("--max-body", "MiB of a request.", 1.0, callback=_mib)
 @option("--max-tokens", "Largest max_tokens of a request.", 4096)
 @option("--default-tokens", "… where a request does not say.", 512)
@@ -49,12 +39,7 @@ def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None)
 @option("--cache-sessions", "Conversations kept for their next turn.", 8)
 @option("--cache-mib", "… and at most so many MiB together [default: any].", type=float, callback=_mib)
 @option("--cache-seconds", "… and how long.", 600.0)
-@option(
-    "--allow-kv",
-    "Let requests spell out KV policies, besides the registry's: lattice:e8,8..64@inner:0..4.",
-    multiple=True,
-    metavar="POLICY",
-)
+@several("--allow-kv", "Let requests spell out such KV policies, too: lattice:e8,8..64@inner:0..4.")
 @option("--prefill-chunk", "Prompt positions a turn.", 512)
 @option("--grace", "Seconds to finish in, when stopped.", 30.0, dest="grace_s")
 @flag("--log-content", "Write prompts and answers to the log.")
@@ -75,8 +60,6 @@ def command(**values: Any) -> None:
     """  # noqa: D301 - click wants the character itself
     keys = _keys(values["api_key_file"])
 
-    from engine.device import prepare
-
     prepare()
     from engine.registry import Places, PolicyRange, locate
     from engine.server.scheduler import SchedulerLimits
@@ -84,12 +67,11 @@ def command(**values: Any) -> None:
     from engine.server.service import RequestLimits
 
     same = ("host", "port", "allowed_hosts", "allowed_origins", "grace_s", "download", "log_content")
+    running = values["parallel"] + values["queue"]
     serving = ServerSettings(
         keys=keys,
         largest_body=values["max_body"],
-        request_limits=RequestLimits(
-            values["max_tokens"], values["default_tokens"], values["parallel"] + values["queue"]
-        ),
+        request_limits=RequestLimits(values["max_tokens"], values["default_tokens"], running),
         limits=SchedulerLimits(
             parallel=values["parallel"],
             models=values["models"],

@@ -8,9 +8,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from engine.evaluation.environment import busy
-from engine.evaluation.quality import matches_by_set
-from engine.evaluation.recall import recall_by_depth
 from evidence_format.claims import SPEED_CLAIMS
 from evidence_format.model import OtherLoad, quotient
 
@@ -30,7 +27,6 @@ KV = {
     "accept": "acceptance_length:.2f",
     "speed": "decode_relative_to_native:.2f",
 }
-CODEC = {"MSE": "relative_mse:.4e", "reference": "reference_relative_mse:.4e"}
 COMPACT: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 0, 0, 1)}
 KV_NOTES = """\
 bits: stored a value where the policy applies; KV bytes: most that was resident;
@@ -43,19 +39,18 @@ SHOWN = 20  # findings of a verification
 BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
 
 
-def _print(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
-    """Print a table; a column whose name begins with ``<`` is aligned left."""
+def print_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
+    """Print a table; a column named ``<…`` is aligned left, and one named ``|…`` is not folded either."""
     table = Table(title=title, title_justify="left", **style)
     for name in columns:
-        table.add_column(
-            name.lstrip("<"), justify="left" if name.startswith("<") else "right", overflow="fold"
-        )
+        justify: Any = "left" if name[:1] in ("<", "|") else "right"
+        table.add_column(name.lstrip("<|"), justify=justify, overflow="fold", no_wrap=name.startswith("|"))
     for row in rows:
         table.add_row(*row)
     Console().print(table)
 
 
-def _line(text: str) -> None:
+def print_line(text: str) -> None:
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -63,7 +58,7 @@ def _cell(value: Any, form: str = "", missing: str = "-") -> str:
     return missing if value is None else format(value, form)
 
 
-def _cells(row: Document, columns: Iterable[str]) -> list[str]:
+def _cells(row: Document, *columns: str) -> list[str]:
     """Values of a row as texts; a column is written ``name:format``."""
     return [_cell(row[name], form) for name, _, form in (column.partition(":") for column in columns)]
 
@@ -71,68 +66,68 @@ def _cells(row: Document, columns: Iterable[str]) -> list[str]:
 def figures(document: Document) -> Document:
     """What the JSON line of an evaluation says: claims, arms, comparisons."""
     return {
-        "kind": document["kind"],
-        "claims": document["claims"],
+        **{name: document[name] for name in ("kind", "claims")},
         "speed_not_claimed": document["configuration"].get("speed_not_claimed"),
-        "blas": document["environment"]["blas"],
-        "device": document["environment"]["device"],
-        "arms": document["summary"]["arms"],
-        "comparisons": document["summary"]["comparisons"],
+        **{name: document["environment"][name] for name in ("blas", "device")},
+        **{name: document["summary"][name] for name in ("arms", "comparisons")},
         "divergences": len(document["divergences"]),
     }
 
 
 def throughput_table(document: Document) -> None:
     """Arms with their speeds, and the comparison."""
+    from engine.evaluation.environment import busy
+
     arms = document["summary"]["arms"]
-    rows = ([name, *_cells(arm, THROUGHPUT.values())] for name, arm in arms.items())
-    _print("throughput", ("<arm", *THROUGHPUT), rows)
+    rows = ([name, *_cells(arm, *THROUGHPUT.values())] for name, arm in arms.items())
+    print_table("throughput", ("<arm", *THROUGHPUT), rows)
     claimed = {claim.get("arm") for claim in document["claims"] if claim["name"] in SPEED_CLAIMS}
     for row in document["summary"]["comparisons"]:
-        ratios = _cells(row, ("decode_ratio:.2f", "median_decode_ratio:.2f", "end_to_end_ratio:.2f"))
+        ratios = _cells(row, "decode_ratio:.2f", "median_decode_ratio:.2f", "end_to_end_ratio:.2f")
         decode, others = f"decode {ratios[0]}x", f"median {ratios[1]}x, end to end {ratios[2]}x"
         is_claimed = row["arm"] in claimed
         speeds = f"{decode}; not claimed: {others}" if is_claimed else f"not claimed: {decode}, {others}"
-        _line(f"{row['arm']} / {row['baseline']}: {_identical(row)}; {speeds}")
+        print_line(f"{_compared(row)}; {speeds}")
     if reason := document["configuration"].get("speed_not_claimed"):
-        _line(f"no speed is claimed: {reason}")
+        print_line(f"no speed is claimed: {reason}")
     elif claimed and (reason := busy(OtherLoad(**document["environment"]["load"]))):
-        _line(f"the gate will reject the speed claim: {reason}")
+        print_line(f"the gate will reject the speed claim: {reason}")
     for name, arm in arms.items():
         if times := arm.get("block_s"):
             first = ", ".join(f"{1e3 * seconds:.1f}" for seconds in times["first"])
             longest, mean = 1e3 * times["max"], 1e3 * times["mean"]
-            _line(f"{name}: block time: first {first} ms, max {longest:.1f} ms, mean {mean:.1f} ms")
-    _line("acceptance length: tokens emitted per verify, the target's own included")
+            print_line(f"{name}: block time: first {first} ms, max {longest:.1f} ms, mean {mean:.1f} ms")
+    print_line("acceptance length: tokens emitted per verify, the target's own included")
 
 
-def _identical(row: Document) -> str:
-    return f"identical {row['identical_samples']}/{row['compared_samples']}"
+def _compared(row: Document) -> str:
+    counts = f"identical {row['identical_samples']}/{row['compared_samples']}"
+    return f"{row['arm']} / {row['baseline']}: {counts}"
 
 
 def recall_table(document: Document) -> None:
-    """Recall of each arm."""
+    """Recall of each arm, and by depth."""
     arms = document["summary"]["arms"]
-    rows = (
-        _cells(arm | arms[arm["name"]], ("name", "role", "recall:.3f", "samples")) for arm in document["arms"]
-    )
-    _print("recall", ("<arm", "<role", "recall", "samples"), rows)
+    columns = ("name", "role", "recall:.3f", "samples")
+    rows = (_cells(arm | arms[arm["name"]], *columns) for arm in document["arms"])
+    print_table("recall", ("<arm", "<role", "recall", "samples"), rows)
     for row in document["summary"]["comparisons"]:
-        ratio = _cell(row["decode_ratio"], ".2f")
-        _line(f"{row['arm']} / {row['baseline']}: decode {ratio}x, not claimed; {_identical(row)}")
+        print_line(f"{_compared(row)}; not claimed: decode {_cell(row['decode_ratio'], '.2f')}x")
+    depth_table(document)
 
 
 def depth_figures(document: Document) -> Document:
     """Recall of each arm at every depth of the needle, 0 at the start of the haystack."""
+    from engine.evaluation.recall import recall_by_depth
+
     return {arm["name"]: recall_by_depth(arm["samples"]) for arm in document["arms"]}
 
 
 def depth_table(document: Document) -> None:
-    """The same as a table."""
     depths = depth_figures(document)
     names = list(dict.fromkeys(depth for found in depths.values() for depth in found))
     rows = ([arm, *(_cell(found.get(name), ".2f") for name in names)] for arm, found in depths.items())
-    _print("recall by depth", ("<arm", *names), rows)
+    print_table("recall by depth", ("<arm", *names), rows)
 
 
 def kv_figures(document: Document) -> list[Document]:
@@ -165,83 +160,96 @@ def kv_figures(document: Document) -> list[Document]:
 
 
 def kv_table(document: Document) -> None:
-    """The shoot-out: a line for every policy."""
-    rows = []
-    for row in kv_figures(document):
-        mark = " *" if row["control"] else " =" if row["same_as_native"] else ""
-        rows.append([row["policy"] + mark, *_cells(row, KV.values())])
-    _print("KV policies", ("<policy", *KV), rows, **COMPACT)
-    for name, figures in document["summary"]["arms"].items():
-        if name in ("oracle", "no_needle"):
-            _line(f"{name}: recall {_cell(figures['recall'], '.3f')}")
-    _line(KV_NOTES)
+    """The shoot-out: recall by depth, and a line for every policy."""
+    depth_table(document)
+    rows = [
+        [
+            row["policy"] + (" *" if row["control"] else " =" if row["same_as_native"] else ""),
+            *_cells(row, *KV.values()),
+        ]
+        for row in kv_figures(document)
+    ]
+    print_table("KV policies", ("<policy", *KV), rows, **COMPACT)
+    for name in ("oracle", "no_needle"):
+        print_line(f"{name}: recall {_cell(document['summary']['arms'][name]['recall'], '.3f')}")
+    print_line(KV_NOTES)
 
 
 def quality_table(document: Document) -> None:
     """Equal outputs by set of prompts, and what differs."""
+    from engine.evaluation.quality import matches_by_set
+
     rows = ([name, str(equal), str(count)] for name, (equal, count) in matches_by_set(document).items())
-    _print("output against plain decoding", ("<prompts", "identical", "of"), rows)
+    print_table("output against plain decoding", ("<prompts", "identical", "of"), rows)
     for found in document["divergences"]:
-        _line(
+        print_line(
             f"{found['prompt_id']} differs from position {found['position']} on; "
             f"the two best plain logits lie {found['plain_gap']:.3g} apart there"
         )
     error = _cell(document["rounding"] and document["rounding"]["max_abs_logit_error"], ".2g")
-    _line(f"block and single-token logits differ by at most {error}")
+    print_line(f"block and single-token logits differ by at most {error}")
     for name, arm in document["summary"]["arms"].items():
-        _line(f"{name}: {arm['runaway_samples']} of {arm['samples']} outputs run away in repetition")
+        print_line(f"{name}: {arm['runaway_samples']} of {arm['samples']} outputs run away in repetition")
+
+
+def checks_of(document: Document) -> dict[str, str | None]:
+    """The checks that a server passed."""
+    return dict.fromkeys(document["configuration"]["checks"].split())
 
 
 def checks_table(checks: dict[str, str | None]) -> None:
     """What each check of a server found."""
     rows = ([name, escape(fault or "passed")] for name, fault in checks.items())
-    _print("the server", ("<check", "<found"), rows)
+    print_table("the server", ("<check", "<found"), rows)
+
+
+def server_table(document: Document) -> None:
+    """Checks, and equal outputs."""
+    checks_table(checks_of(document))
+    quality_table(document)
 
 
 def parity_table(document: Document) -> None:
     """A line for every round."""
-
-    def cells(row: Document) -> list[str]:
+    rows = []
+    for row in document["cases"]:
         names = ("hidden_max_abs", "logits_max_abs")
         differences = [_cell(row[name], ".2e", "not finite") if name in row else "-" for name in names]
         compared = [value for value in (row["path_equal"], row.get("tokens_equal")) if value is not None]
         path = ("equal" if all(compared) else "DIFFERS") if compared else "-"
-        agreement, passed = f"{row['argmax_agreement']:.4f}", "yes" if row["passed"] else "NO"
-        return [row["case"], str(row["round"]), *differences, agreement, path, passed]
-
+        [agreement] = _cells(row, "argmax_agreement:.4f")
+        rows.append([*_cells(row, "case", "round"), *differences, agreement, path, _passed(row)])
     columns = ("<case", "round", "hidden", "logits", "argmax", "<path", "<passed")
-    _print(f"parity, tolerance {document['tolerance']:g}", columns, map(cells, document["cases"]))
-    _line(
+    print_table(f"parity, tolerance {document['tolerance']:g}", columns, rows)
+    print_line(
         "hidden, logits: largest absolute difference; argmax: share of rows (of a pair: drafts) that agree; "
         "path: through the candidates, and the tokens of a pair"
     )
 
 
+def _passed(row: Document) -> str:
+    return "yes" if row["passed"] else "NO"
+
+
 def codec_table(document: Document) -> None:
     """A line for every entry of a lattice comparison."""
-    rows = [
+    rows = (
         [
-            *_cells(entry, ("name", "vectors:,")),
-            f"{100 * entry['blocks_identical']:.3f} %",
-            *_cells(entry, CODEC.values()),
+            *_cells(entry, "name", "vectors:,", "blocks_identical:.3%"),
+            *_cells(entry, "relative_mse:.4e", "reference_relative_mse:.4e"),
             _cell(entry["mse_ratio"], ".6f", "not finite"),
-            _cell(entry["max_abs_difference"], ".2e"),
-            "yes" if entry["passed"] else "NO",
+            *_cells(entry, "max_abs_difference:.2e"),
+            _passed(entry),
         ]
         for entry in document["entries"]
-    ]
-    columns = ("<entry", "vectors", "identical", *CODEC, "ratio", "worst", "<passed")
-    _print("lattice code against stored round trips", columns, rows, **COMPACT)
-    _line(
+    )
+    columns = ("<entry", "vectors", "identical", "MSE", "reference", "ratio", "worst", "<passed")
+    print_table("lattice code against stored round trips", columns, rows, **COMPACT)
+    print_line(
         "identical: blocks with the same lattice point; MSE: relative, mean over the rows; worst: difference"
     )
     if most := max(entry["vectors_left_out"] for entry in document["entries"]):
-        _line(f"left out of the MSE: rows that the reference loses, at most {most:,} of an entry")
-
-
-def probe_figures(document: Document) -> Document:
-    """The JSON line of a probe."""
-    return {"kind": "probe", **document["configuration"], "environment": document["environment"]}
+        print_line(f"left out of the MSE: rows that the reference loses, at most {most:,} of an entry")
 
 
 def probe_table(document: Document, hint: str | None) -> None:
@@ -258,43 +266,41 @@ def probe_table(document: Document, hint: str | None) -> None:
         "ring rollback": "exact" if facts["ring_rollback_exact"] else "WRONG",
         "versions": ", ".join(f"{name} {value}" for name, value in environment["versions"].items()),
     }
-    _print("probe", ("<", "<"), rows.items(), show_header=False)
+    print_table("probe", ("<", "<"), rows.items(), show_header=False)
     if hint:
-        _line(hint)
+        print_line(hint)
 
 
 def projector_table(held_out: dict[str, dict[str, float]], title: str) -> None:
     """Print a projector's held-out figures, a column for each stage of the training."""
     stages = list(held_out.values())
-    rows = [[name.replace("_", " "), *(f"{stage[name]:.4f}" for stage in stages)] for name in stages[0]]
-    _print(title, ["<", *held_out], rows)
+    rows = ([name.replace("_", " "), *(f"{stage[name]:.4f}" for stage in stages)] for name in stages[0])
+    print_table(title, ("<", *held_out), rows)
 
 
 def verification_table(document: Document) -> None:
     """Rows the models were run for, then what was found."""
     rows, draw, report = document["rows"], document["draw"], document["report"]
     columns = ("<row", "tokens", "largest gap", "allowed", "rounds", "differing", "accepted")
-    _print("verification", columns, (_verified(row) for row in rows if row["drawn"]))
+    print_table("verification", columns, (_verified(row) for row in rows if row["drawn"]))
     bound = f" of request {report['nonce']}" if report["nonce"] else ""
     checked = f", {draw['rows']} checked against their prompts and texts" if rows else "; no model was run"
     drawn = f"drawn {sum(row['drawn'] for row in rows)} of {draw['rows']} rows with --seed {draw['seed']}"
-    unplayed = Counter(row["rounds"]["reason"] for row in rows if row["rounds"]["reason"])
-    hidden = len(document["findings"]) - SHOWN
-    for line in (
-        f"report {report['sha256']}{bound}",
-        f"{drawn}; {len(rows)} replayed{checked}",
-        *(f"rounds of {count} rows not replayed: {reason}" for reason, count in unplayed.items()),
-        *document["notes"],
-        *(f"{each['where']}: {each['check']}: {each['message']}" for each in document["findings"][:SHOWN]),
-        *([f"… and {hidden} more findings"] if hidden > 0 else []),
-        document["verdict"],
-    ):
-        _line(line)
+    print_line(f"report {report['sha256']}{bound}")
+    print_line(f"{drawn}; {len(rows)} replayed{checked}")
+    for reason, count in Counter(row["rounds"]["reason"] for row in rows).items():
+        if reason:
+            print_line(f"rounds of {count} rows not replayed: {reason}")
+    findings = [f"{each['where']}: {each['check']}: {each['message']}" for each in document["findings"]]
+    for line in (*document["notes"], *findings[:SHOWN]):
+        print_line(line)
+    if len(findings) > SHOWN:
+        print_line(f"… and {len(findings) - SHOWN} more findings")
+    print_line(document["verdict"])
 
 
 def _verified(row: Document) -> list[str]:
-    rounds = row["rounds"]
-    cells = _cells(row["tokens"], ("checked", "largest_gap:.2g", "allowed:.2g"))
+    rounds, name = row["rounds"], escape(f"{row['arm']}/{row['prompt_id']}")
     accepted = f"{rounds['accepted']} of {rounds['claimed_accepted']}"
-    played = ["-"] * 3 if rounds["reason"] else [*_cells(rounds, ("replayed", "differing")), accepted]
-    return [escape(f"{row['arm']}/{row['prompt_id']}"), *cells, *played]
+    played = ["-"] * 3 if rounds["reason"] else [*_cells(rounds, "replayed", "differing"), accepted]
+    return [name, *_cells(row["tokens"], "checked", "largest_gap:.2g", "allowed:.2g"), *played]

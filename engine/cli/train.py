@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, dtype_option, flag, option
+from engine.cli.options import PATH, dtype_option, flag, option, prepare
 from engine.errors import ConfigurationError
 
 
@@ -17,12 +17,8 @@ def command() -> None:
 
 @command.command("projector")
 @option("--model", "Folder of the target [default: shipped].", type=PATH)
-@option(
-    "--drafter", "Folder of its DFlash drafter [default: the shipped one for the shipped target].", type=PATH
-)
-@option(
-    "--out", "Folder to write; a projector in it is replaced.", type=PATH, required=True, metavar="FOLDER"
-)
+@option("--drafter", "Folder of its DFlash drafter [default: the shipped target's].", type=PATH)
+@option("--out", "Folder to write; it may hold a projector.", type=PATH, required=True, metavar="FOLDER")
 @option("--layers", "Layers to restore, as behind --kv …@.", "full")
 @option("--sink", "First positions, which stay.", 4)
 @option("--window", "Newest positions, which stay.", 64)
@@ -52,8 +48,6 @@ def projector(
           --out ~/models/qwen3-4b-projector --window 256 --length 2048 --texts-file corpus.jsonl
       kakeya_engine train projector --out ~/models/regression-alone --steps 0 --json
     """  # noqa: D301 - click wants the character itself
-    from engine.device import prepare
-
     prepare()
     from engine.cli.progress import shown_progress
     from engine.device import fit_threads

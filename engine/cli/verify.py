@@ -6,37 +6,20 @@ from typing import Any
 
 import click
 
-from engine.cli.options import FILE, PATH, binding_options, flag, option, take_request
+from engine.cli.options import FILE, PATH, binding_options, flag, option, prepare, several, take_request
 from engine.errors import EngineError
-
-SHOWN = 20
 
 
 @click.command("verify")
 @click.argument("report", type=PATH)
 @option("--sample", "Rows to draw.", 6, type=click.IntRange(1))
-@option(
-    "--seed",
-    "Repeat a draw [default: from the system's random numbers].",
-    type=click.IntRange(0, 2**63 - 1),
-)
+@option("--seed", "Repeat a draw [default: a random one].", type=click.IntRange(0, 2**63 - 1))
 @option("--model", "Folder of the target [default: found by the report's digest].", type=PATH)
 @option("--drafter", "… of the drafter.", type=PATH)
 @option("--projector", "… of the projector.", type=PATH)
-@option(
-    "--among",
-    "Look here, too, for a model of any role (several times).",
-    type=PATH,
-    multiple=True,
-    metavar="FOLDER",
-)
-@option(
-    "--prompts",
-    "The file of prompts that the report was made with, if it was not a shipped set.",
-    type=PATH,
-    metavar="FILE",
-)
-@option("--record", "Write the record here.", type=FILE, metavar="FILE")
+@several("--among", "Look here, too, for a model of any role.", type=PATH)
+@option("--prompts", "The file of prompts that the report was made with, if not a shipped set.", type=PATH)
+@option("--record", "Write the record here.", type=FILE)
 @flag("--json", "Print nothing but the record, as one JSON line.", dest="as_json")
 @binding_options
 def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> None:
@@ -57,21 +40,15 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
       kakeya_engine verify report.json --seed 20260301 --json
       kakeya_engine verify report.json --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
-    request = take_request(values)
-
-    from engine.device import prepare
-
-    runtime = prepare()
+    request, runtime = take_request(values), prepare()
     from engine.cli.progress import shown_progress
-    from engine.cli.tables import verification_table
+    from engine.cli.tables import SHOWN, verification_table
     from engine.evaluation.report import write_document
     from engine.registry import Places
     from engine.verification.verify import VerifyOptions, verify
 
-    folders = {"target": values["model"], "drafter": values["drafter"], "projector": values["projector"]}
-    options = VerifyOptions(
-        values["sample"], values["seed"], folders, values["among"], values["prompts"], request
-    )
+    folders = {"target": values.pop("model"), **{role: values.pop(role) for role in ("drafter", "projector")}}
+    options = VerifyOptions(**values, folders=folders, request=request)
     with shown_progress() as progress:
         found = verify(report, options, runtime, Places.of_machine(), progress=progress)
     document = found.model_dump(mode="json", by_alias=True)

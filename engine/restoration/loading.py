@@ -46,12 +46,8 @@ def open_restoration(
     """The plan a policy asks for; None where it restores nothing.
 
     ``model`` and ``projector`` are folders, None for the shipped ones; ``drafter`` is the ``--drafter`` text,
-    in which a DFlash folder is looked for; ``seed`` is of the source ``noise``.
-
-    Raises:
-        ConfigurationError: the projector, or its drafter, is not named, or is named and not needed.
-        ModelError: keys and values of a layer cannot be restored, or a folder cannot be used.
-        DrafterMismatchError: the projector was trained for another target, or with another drafter.
+    in which a DFlash folder is looked for; ``seed`` is of the source ``noise``. An InputError says what is
+    not named, is named and not needed, cannot be used, or was made for another target or drafter.
     """
     if projector is not None and policy.source != LEARNED:
         raise ConfigurationError(f"--projector goes with --kv restored:{LEARNED} alone, not {policy.spec}")
@@ -76,7 +72,7 @@ def open_restoration(
 def load_learned(
     folder: Path, target: LoadedTarget, drafter: str | None = None, dtype: str | None = None
 ) -> Learned:
-    """Load a projector and the drafter network it was trained with; raises as `open_restoration` does."""
+    """Load a projector and the drafter network it was trained with."""
     files = weight_files(folder)
     config = ProjectorConfig.from_dict(read_json(folder / "config.json"))
     _refuse_other("target", config.target, target.card.weights_sha256)
@@ -103,17 +99,16 @@ def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[Drafte
 def _drafter_folder(projector: Path, config: ProjectorConfig, drafter: str | None) -> Path:
     """Where the projector's drafter is: in ``--drafter``, next to the projector, or it is the shipped one."""
     spec = split_policy(drafter or "")[0].removeprefix(WITH_LOOKUP)
-    named = Path(spec.removeprefix("dflash:").removeprefix("dflash2:"))
     neighbour = projector.resolve().parent / "drafter"
-    folders = [each for each in (neighbour, named) if each != Path() and (each / "config.json").is_file()]
-    found = {digest(weight_files(each)): each for each in folders}
-    if config.drafter in found:
-        return found[config.drafter]
-    shipped = (SHIPPED_DRAFTER / "config.json").is_file()
-    if shipped and digest(weight_files(SHIPPED_DRAFTER)) == config.drafter:
-        return SHIPPED_DRAFTER
-    if found:
-        _refuse_other("drafter", config.drafter, list(found)[-1])
+    named = spec.removeprefix("dflash:").removeprefix("dflash2:")
+    own = [neighbour, Path(named)] if named else [neighbour]
+    folders = [each for each in (*own, SHIPPED_DRAFTER) if (each / "config.json").is_file()]
+    found = {each: digest(weight_files(each)) for each in folders}
+    for folder, weights in found.items():
+        if weights == config.drafter:
+            return folder
+    if other := [each for each in own if each in found]:
+        _refuse_other("drafter", config.drafter, found[other[-1]])
     raise ConfigurationError(
         f"{projector} needs the DFlash drafter it was trained with; give it as --drafter "
         f"(with --block 1 it does not draft), or put it at {neighbour}"

@@ -50,25 +50,6 @@ def restoration_for(
     return None if plan is None else Restoration(plan, target, layers)
 
 
-@dataclass
-class _Pending:
-    """Positions in a row that are still within the window, and what the source keeps of them."""
-
-    start: int
-    rows: Rows
-
-    @property
-    def count(self) -> int:
-        return int(self.rows[0].shape[0])
-
-    def cut(self, count: int) -> Rows:
-        """Remove the first positions, and return what was kept of them."""
-        first = [row[:count] for row in self.rows]
-        self.rows = [row[count:] for row in self.rows]
-        self.start += count
-        return first
-
-
 class Restoration:
     """Records the prefill of one sequence and overwrites its caches. Close it to restore the model."""
 
@@ -87,7 +68,8 @@ class Restoration:
 
     def start(self) -> None:
         """Forget the sequence."""
-        self._pending: list[_Pending] = []
+        # positions in a row that are still within the window: the first, and what the source keeps of them
+        self._pending: list[tuple[int, Rows]] = []
         self._end = 0  # behind the newest position that is restored
         self._source.start()
 
@@ -100,39 +82,38 @@ class Restoration:
         the rows [1, N, K·hidden] of the drafter's ``taps``, or None without those.
         """
         with self._source.recording():
-            _, rows = self._target.forward(tokens, caches, taps)
-        self._pending.append(_Pending(position, self._source.recorded(new)))
+            _, hidden = self._target.forward(tokens, caches, taps)
+        self._pending.append((position, self._source.recorded(new)))
         limit = position + new - self._window  # positions before it are evicted
-        while self._pending and self._pending[0].start < limit:
-            part = self._pending[0]
-            start, surplus = part.start, max(self._sink - part.start, 0)
-            evicted = part.cut(min(limit - start, part.count))
-            if not part.count:
-                self._pending.pop(0)
-            self._overwrite(caches, start + surplus, [row[surplus:] for row in evicted])
-        return rows
+        while self._pending and self._pending[0][0] < limit:
+            start, rows = self._pending.pop(0)
+            evicted, kept = min(limit - start, rows[0].shape[0]), max(self._sink - start, 0)
+            if evicted < rows[0].shape[0]:
+                self._pending.insert(0, (limit, [row[evicted:] for row in rows]))
+            if kept < evicted:
+                self._overwrite(caches, start + kept, [row[kept:evicted] for row in rows])
+        return hidden
 
-    def _overwrite(self, caches: list[Any], start: int, kept: Rows) -> None:
-        """Put the rows of positions from ``start`` on into the caches."""
-        if not kept[0].shape[0]:
-            return
-        for site, (keys, values) in zip(self._sites, self._source.rows(kept), strict=True):
+    def _overwrite(self, caches: list[Any], start: int, rows: Rows) -> None:
+        for site, (keys, values) in zip(self._sites, self._source.rows(rows), strict=True):
             cache = caches[site.layer]
             cache.overwrite(start, *site.placed(keys[None], values[None], start, cache.keys.shape[1]))
-        self._end = start + kept[0].shape[0]
+        self._end = start + rows[0].shape[0]
 
     @property
     def waiting(self) -> list[Rows]:
         """What is kept of positions within the window."""
-        return [part.rows for part in self._pending]
+        return [rows for _, rows in self._pending]
 
     def rewind(self, length: int) -> bool:
         """Go back to the first ``length`` positions; False where some of their window are restored."""
         if self._end > max(length - self._window, 0):
             return False
-        for part in self._pending:
-            part.rows = [row[: max(length - part.start, 0)] for row in part.rows]
-        self._pending = [part for part in self._pending if part.count]
+        self._pending = [
+            (start, [row[: length - start] for row in rows])
+            for start, rows in self._pending
+            if start < length
+        ]
         return True
 
     def close(self) -> None:

@@ -60,10 +60,7 @@ class Site:
         return found[0], found[-1]
 
     def placed(self, keys: mx.array, values: mx.array, start: int, heads: int) -> tuple[mx.array, mx.array]:
-        """Rows [S, N, heads · dim] of the projections as attention reads them, [S, heads, N, dim].
-
-        ``start``: position of the first row.
-        """
+        """Rows [S, N, heads · dim] from position ``start`` on as attention reads them, [S, heads, N, dim]."""
         keys, values = (rows.reshape(*rows.shape[:2], heads, -1) for rows in (keys, values))
         if "k_norm" in self.attention:
             keys = self.attention.k_norm(keys)
@@ -74,23 +71,15 @@ class Site:
 
 
 def sites_of(model: Any, layers: Sequence[int]) -> list[Site]:
-    """The attention of chosen layers of an mlx-lm model.
-
-    Raises:
-        ModelError: one is of a kind whose rows cannot be supplied from elsewhere; the message names it.
-    """
+    """The attention of chosen layers; ModelError names one whose rows cannot be supplied from elsewhere."""
     sites = []
     for layer in layers:
         attention: Any = getattr(model.layers[layer], "self_attn", {})
         name = f"{type(attention).__module__.rsplit('.', 1)[-1]}.{type(attention).__name__}"
+        failed = f"keys and values of layer {layer} ({name}) cannot be restored"
         if name not in KINDS or "k_proj" not in attention:
-            raise ModelError(
-                f"keys and values of layer {layer} ({name}) cannot be restored; this is known of "
-                f"{', '.join(KINDS)}"
-            )
+            raise ModelError(f"{failed}; this is known of {', '.join(KINDS)}")
         if type(attention.rope).__name__ == VARYING_ROPE:
-            raise ModelError(
-                f"keys of layer {layer} cannot be restored: {VARYING_ROPE} depends on the length"
-            )
+            raise ModelError(f"{failed}: {VARYING_ROPE} depends on the length")
         sites.append(Site(layer, attention, KINDS[name]))
     return sites

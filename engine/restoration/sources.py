@@ -58,7 +58,6 @@ class Exact:
     _hooks: Any
 
     def __init__(self, sites: Sequence[Site], seed: int) -> None:  # noqa: ARG002 - for those that draw
-        """Hook the projections of some layers."""
         self._counts = [len(site.projections) for site in sites]
         self._hooks = ModuleOutputs([module for site in sites for module in site.projections])
 
@@ -80,15 +79,11 @@ class Exact:
         return [(keys := next(parts), next(parts) if count > 1 else keys) for count in self._counts]
 
     def close(self) -> None:
-        """Restore the target's modules."""
         self._hooks.close()
 
 
 class Zeros(Exact):
-    """Zeros of the right shapes."""
-
     def rows(self, kept: Rows) -> list[Pair]:
-        """See `Exact`."""
         return [(mx.zeros_like(keys), mx.zeros_like(values)) for keys, values in super().rows(kept)]
 
 
@@ -98,10 +93,8 @@ class Noise(Exact):
     def __init__(self, sites: Sequence[Site], seed: int) -> None:
         super().__init__(sites, seed)
         self._seed = seed
-        self.start()
 
     def start(self) -> None:
-        """Begin again, with the same numbers."""
         self._key = mx.random.key(self._seed)
         self._count = 0
         self._sums: Rows = []  # of each channel's values, and of their squares
@@ -116,7 +109,6 @@ class Noise(Exact):
         return rows
 
     def rows(self, kept: Rows) -> list[Pair]:
-        """See `Exact`."""
         self._key, *keys = mx.random.split(self._key, len(kept) + 1)
         drawn = []
         for row, sums, key in zip(kept, self._sums, keys, strict=True):
@@ -130,18 +122,15 @@ class FromDrafter(Exact):
     """A projector's keys and values, from the target's layers that the drafter reads."""
 
     def __init__(self, target: Target, sites: Sequence[Site], learned: Learned) -> None:
-        """Hook those layers; ModelError if the projector was trained for other ones."""
         self._features = learned.features
         self._projections = [learned.projector.of(site.layer) for site in sites]
         self._hooks = target.tap(self._features.taps)
 
     def recorded(self, count: int) -> Rows:
-        """See `Exact`."""
         rows = self._hooks.take()
         return [self._features(rows[0, rows.shape[1] - count :])]
 
     def rows(self, kept: Rows) -> list[Pair]:
-        """See `Exact`."""
         return [projection(kept[0]) for projection in self._projections]
 
 

@@ -12,17 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache.coded import CodedKV
-from engine.cache.traced import (
-    STAND_INS,
-    Entry,
-    appended,
-    entry,
-    layout,
-    reserve,
-    stood_in,
-    stores_of,
-    traceable,
-)
+from engine.cache.ring import layout
+from engine.cache.traced import STAND_INS, Entry, appended, entry, reserve, stood_in, stores_of, traceable
 from engine.target.model import Target
 
 FAMILIES = (

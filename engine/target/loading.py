@@ -21,6 +21,7 @@ from engine.cache.policy import NATIVE, KVPolicy
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, ModelError, wrap_errors
+from engine.networks.dflash import DFlash
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.target.folder import (
@@ -110,13 +111,7 @@ def load_drafter(
     path: Path, target: Target, dtype: str | None = None, policy: KVPolicy = NATIVE
 ) -> LoadedDrafter:
     """Load the folder of a DFlash or DFlash 2 drafter, with a policy of its own, and bind it to a target."""
-    wanted = dtype_of(dtype)
-    files = weight_files(path)
-    config = read_json(path / "config.json")
-    check_depth(path / "config.json", config, tensor_shapes(files))
-    network = opened(path, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
-    fill_network(path, files, network, config.get("quantization"))
-    make_ready(path, network, wanted)
+    network, files = load_network(path, dtype)
     try:
         drafter: Drafter = BlockDrafter(network, policy)
     except ConfigurationError as error:
@@ -128,6 +123,25 @@ def load_drafter(
 def kv_setting(policy: KVPolicy) -> str | None:
     """What a report says of a drafter's own policy."""
     return None if policy.kind == NATIVE.kind else f"kv={policy.spec}"
+
+
+def load_network(path: Path, dtype: str | None) -> tuple[DFlash, list[Path]]:
+    """Load the network of a DFlash or DFlash 2 drafter; return it and its weight files."""
+    wanted = dtype_of(dtype)
+    files, file = weight_files(path), path / "config.json"
+    config = read_json(file)
+    check_depth(file, config, tensor_shapes(files))
+
+    def build() -> DFlash:
+        try:
+            return build_network(DFlashConfig.from_dict(config))
+        except ModelError as error:
+            raise ModelError(f"{file}: {error}") from None
+
+    network: DFlash = opened(path, "config.json", build)
+    fill_network(path, files, network, config.get("quantization"))
+    make_ready(path, network, wanted)
+    return network, files
 
 
 def fill_network(

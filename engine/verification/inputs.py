@@ -9,9 +9,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 from pydantic import BaseModel, ConfigDict, Json, ValidationError
@@ -21,11 +21,11 @@ from engine.config import Engine, Options, open_engine
 from engine.drafters.registry import KINDS, WITH_LOOKUP
 from engine.errors import ConfigurationError, ModelError
 from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
-from engine.evaluation.kv import NO_PROMPTS, KVSwitches, made_prompts
+from engine.evaluation.kv import NO_PROMPTS, KVSwitches, made_prompts, open_shootout
 from engine.evaluation.measure import encode_all
 from engine.evaluation.prompts import SHIPPED_SETS, Prompt, load_prompts
 from engine.evaluation.recall import reach
-from engine.generate import ChatSwitches, token_limit
+from engine.generate import PENALTIES, ChatSwitches, token_limit
 from engine.networks.projector import ProjectorConfig
 from engine.registry import Places, Registry
 from engine.target.folder import identity, read_json, weight_files
@@ -35,17 +35,12 @@ from evidence_format.parse import MAX_BYTES, Unreadable, parse
 from evidence_format.weights import digest
 
 REPLAYED = ("throughput", "quality", "recall", "kv")
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-FLAGS = {"target": "--model", "drafter": "--drafter", "projector": "--projector"}
+NOT_GREEDY = ("temperature", *PENALTIES)
 SHIPPED_FOLDERS = ("target", "drafter", "proposer", "projector")
 
 
 def read_report(path: Path) -> tuple[Report, str]:
-    """Read a report that can be replayed, and the sha256 of its bytes.
-
-    Raises:
-        ConfigurationError: the file cannot be read, is no evidence report, or holds nothing to replay.
-    """
+    """Read a report that can be replayed, and the sha256 of its bytes; ConfigurationError for any other."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -70,13 +65,11 @@ def _unreplayable(report: Report) -> str | None:
     tokens = [row.tokens for arm in report.arms for row in arm.samples]
     if not tokens or not all(tokens):
         return "has no rows, or rows without a token"
-    if drawn := report.configuration.get("temperature"):
-        return (
-            f"was drawn at temperature {drawn}, and other draws are as right; verify replays greedy reports"
-        )
-    for name in PENALTIES:
+    for name in NOT_GREEDY:
         if value := report.configuration.get(name):
-            return f"was made with {name} {value}, which changes the logits; verify replays greedy reports"
+            return (
+                f"was made with {name} {value}, so other tokens are as right; verify replays greedy reports"
+            )
     return None
 
 
@@ -111,11 +104,7 @@ class RunSettings(BaseModel):
 
     @classmethod
     def of(cls, report: Report) -> "RunSettings":
-        """Read a report's configuration.
-
-        Raises:
-            ConfigurationError: a switch is missing or of another type than this engine writes.
-        """
+        """Read a report's configuration; ConfigurationError where this engine does not write such a one."""
         try:
             return cls.model_validate(report.configuration)
         except ValidationError as error:
@@ -127,37 +116,14 @@ class RunSettings(BaseModel):
                 " was it written by this engine?"
             ) from None
 
-    @property
-    def chat_switches(self) -> ChatSwitches:
-        """How prompts were put to the model."""
-        switches = ChatSwitches(self.chat, self.thinking, self.channel_prefix, self.system)
-        switches.check()
-        return switches
-
-    @property
-    def haystack(self) -> Haystack:
-        """Of prompts that were made up."""
-        haystack = Haystack(self.context, self.depths, self.per_depth)
-        haystack.check()
-        return haystack
-
 
 def find_models(
     models: Mapping[Role, Model], given: Mapping[str, Path | None], among: Sequence[Path], places: Places
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """Find the folder of every model that a report names.
+    """Find the folder of every model that a report names; ConfigurationError where there is none.
 
-    Args:
-        models: of the report, by role.
-        given: folders from the command line, by role.
-        among: further folders that may hold a model of any role.
-        places: where else to look.
-
-    Returns:
-        By role the folders with the claimed digests, and what speaks against a folder with another digest.
-
-    Raises:
-        ConfigurationError: a model is not at hand.
+    ``given``: folders from the command line, by role; ``among``: further ones, for any role. Returns by role
+    the folders with the claimed digests, and what speaks against a folder with another digest.
     """
     found: dict[str, Path] = {}
     differing: dict[str, str] = {}
@@ -177,7 +143,8 @@ def find_models(
             differing[role] = f"the report ran the {role} {model.id!r} with {claim}, but {other}"
         else:
             raise ConfigurationError(
-                f"the {role} {model.id!r} ({claim}) is not on this machine; give its folder: {FLAGS[role]}"
+                f"the {role} {model.id!r} ({claim}) is not on this machine; give its folder: "
+                f"--{'model' if role == 'target' else role}"
             )
     return found, differing
 
@@ -224,20 +191,18 @@ def open_reported(
     else:
         spec = _projectors_drafter(projector, given.get("drafter"), among)
     both_metal = mx.metal.is_available() and report.environment.device == "metal"
-    engine = open_engine(
-        Options(
-            model=folders["target"],
-            drafter=spec,
-            block=settings.block if settings.drafter else "1",
-            prefill_chunk=settings.prefill_chunk,
-            dtype=None if both_metal or model.dtype not in DTYPES else model.dtype,
-            compiled=False,
-            kv=NATIVE.spec if shootout else settings.kv,
-            quantize=settings.quantize,
-            projector=None if shootout else projector,
-        )
+    options = Options(
+        model=folders["target"],
+        drafter=spec,
+        block=settings.block if settings.drafter else "1",
+        prefill_chunk=settings.prefill_chunk,
+        dtype=None if both_metal or model.dtype not in DTYPES else model.dtype,
+        compiled=False,
+        kv=NATIVE.spec if shootout else settings.kv,
+        quantize=settings.quantize,
+        projector=projector,
     )
-    return replace(engine, options=replace(engine.options, projector=projector)) if shootout else engine
+    return open_shootout(options) if shootout else open_engine(options)
 
 
 def _drafter_spec(name: str, settings: str | None, folder: Path | None) -> str:
@@ -281,45 +246,43 @@ def make_prompts(
         ConfigurationError: the report was made with a file and none is given, or its switches make no sense.
         PromptError: the prompts cannot be read or made.
     """
-    command, chat = settings.command, settings.chat_switches
-    retrieval = command in ("eval recall", "eval kv")
+    command, seed = settings.command, settings.seed or 0
+    chat = ChatSwitches(settings.chat, settings.thinking, settings.channel_prefix, settings.system)
+    haystack = Haystack(settings.context, settings.depths, settings.per_depth)
+    for switches in (chat, haystack):
+        switches.check()
     if command == "eval kv":
         speed = settings.speed_prompts
         shootout = KVSwitches(
             policies=settings.policies or (),
-            haystack=settings.haystack,
+            haystack=haystack,
             speed_prompts=speed if speed == NO_PROMPTS else _named_or_given(speed, given, "all"),
             speed_limit=settings.speed_limit,
-            seed=settings.seed or 0,
+            seed=seed,
             chat=chat,
         )
         shootout.check()
         prompts = made_prompts(engine, shootout)
     elif command == "eval recall":
-        prompts = retrieval_prompts(
-            _named_or_given(settings.prompts, given, GENERATED),
-            settings.haystack,
-            engine.target.tokenizer,
-            limit=settings.limit,
-            seed=settings.seed or 0,
-            switches=chat,
-            beyond=reach(engine.policy),
-        )
+        name, tokenizer = _named_or_given(settings.prompts, given, GENERATED), engine.target.tokenizer
+        drawn: dict[str, Any] = {"limit": settings.limit, "seed": seed, "beyond": reach(engine.policy)}
+        prompts = retrieval_prompts(name, haystack, tokenizer, switches=chat, **drawn)
     else:  # the seed of `generate` is for drawing tokens
-        seed = None if command == "generate" else settings.seed
-        prompts = load_prompts(_named_or_given(settings.prompts, given, "all"), settings.limit, seed or 0)
+        name, order = _named_or_given(settings.prompts, given, "all"), 0 if command == "generate" else seed
+        prompts = load_prompts(name, settings.limit, order)
 
     def encoded(asked: Sequence[Prompt]) -> PromptsById:
-        tokens = encode_all(engine, asked, chat)
         short = [command == "eval kv" and prompt.needle is not None for prompt in prompts]
         most = [settings.answer_tokens if each else settings.max_tokens for each in short]
         return {
             prompt.id: EncodedPrompt(prompt, ids, token_limit(engine.target, len(ids), limit))
-            for prompt, ids, limit in zip(asked, tokens, most, strict=True)
+            for prompt, ids, limit in zip(asked, encode_all(engine, asked, chat), most, strict=True)
         }
 
+    if command not in ("eval recall", "eval kv"):
+        return encoded(prompts), {}
     emptied = [prompt.without_needle() if prompt.needle else prompt for prompt in prompts]
-    return encoded(prompts), encoded(emptied) if retrieval else {}
+    return encoded(prompts), encoded(emptied)
 
 
 def _named_or_given(name: str | None, given: Path | None, made: str) -> str:

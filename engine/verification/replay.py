@@ -41,12 +41,12 @@ class RowReplay:
 
 def native_logits(engine: Engine, prompt: Sequence[int], tokens: Sequence[int]) -> mx.array:
     """Logits of the tokens, [n, V], from one forward over all of them on mlx-lm's own caches."""
-    caches: list[Any] = make_prompt_cache(engine.target.target.model)
+    target = engine.target.target
+    caches: list[Any] = make_prompt_cache(target.model)
     for part in _chunks(engine, prompt):
-        engine.target.target.forward(mx.array([part], mx.int32), caches, None)
+        target.forward(mx.array([part], mx.int32), caches, None)
         wait([cache.state for cache in caches])
-    fed = mx.array([[prompt[-1], *tokens[:-1]]], mx.int32)
-    logits, _ = engine.target.target.forward(fed, caches, None)
+    logits, _ = target.forward(mx.array([[prompt[-1], *tokens[:-1]]], mx.int32), caches, None)
     wait(logits)
     return logits[0]
 
@@ -73,32 +73,20 @@ def replay(
     rounds: Sequence[Round],
     drafter: Drafter | None,
 ) -> RowReplay:
-    """Run rounds again, each of the block that is claimed of it, under the engine's policy.
+    """Run the ``rounds`` of a row again, each of the block that is claimed of it, under the engine's policy.
 
-    Args:
-        engine: the models; its policy is the row's.
-        prompt: token ids.
-        tokens: that were generated, by claim.
-        rounds: by claim; together they give the tokens, see `kept_by`.
-        drafter: proposes the drafts; None: no round has any.
+    Together they give the ``tokens``, see `kept_by`. Without a drafter no round has any drafts.
     """
-    kept_counts = kept_by(rounds, len(tokens)) or []
     drafts: list[int] = []
     accepted: list[int] = []
     headroom = max([engine.new_draft_length().largest, *(each.block for each in rounds)])
-    with Session(
-        engine.target.target,
-        drafter,
-        headroom=headroom,
-        compiled=False,
-        policy=engine.policy,
-        restoration=engine.restoration,
-    ) as session:
+    how: dict[str, Any] = {"policy": engine.policy, "restoration": engine.restoration}
+    with Session(engine.target.target, drafter, headroom=headroom, compiled=False, **how) as session:
         for part in _chunks(engine, prompt):
             session.take_in(part)
         logits = [_forward(session, prompt[-1:], 1)]
         done = 0  # tokens before the one that is fed next
-        for each, kept in zip(rounds, kept_counts, strict=True):
+        for each, kept in zip(rounds, kept_by(rounds, len(tokens)) or [], strict=True):
             said = tokens[done : done + kept]  # the bonus, and the drafts that were confirmed
             proposed: list[int] = []
             if each.block > 1 and drafter is not None:
@@ -108,13 +96,11 @@ def replay(
             drafts.append(len(proposed))
             accepted.append(_confirmed(proposed, tokens[done + 1 :], found))
             done += kept
-        classes, nbytes = resident(session.caches)
         return RowReplay(
-            logits=mx.concatenate(logits),
-            drafts=drafts,
-            accepted=accepted,
-            cache_classes=classes,
-            resident_bytes=nbytes,
+            mx.concatenate(logits),
+            drafts,
+            accepted,
+            *resident(session.caches),
             kept=kept_positions(session.caches),
             restored=session.restored,
             kv=kv_use(session.caches),
@@ -141,7 +127,6 @@ def _confirmed(proposed: Sequence[int], said: Sequence[int], logits: mx.array) -
 
 
 def largest_difference(one: mx.array, other: mx.array) -> float:
-    """Largest absolute difference of two arrays of logits."""
     return read_float(mx.abs(one.astype(mx.float32) - other.astype(mx.float32)).max())
 
 

@@ -25,20 +25,17 @@ def finding(where: str, check: Check, message: str) -> ReplayFinding:
 
 
 def differences(
-    where: str, check: Check, said: Mapping[str, Any], found: Mapping[str, Any], near: float = 0.0
+    where: str, check: Check, pairs: Mapping[str, tuple[Any, Any]], near: float = 0.0
 ) -> Iterator[ReplayFinding]:
-    """Find values that the report gives otherwise than computed; numbers may differ by the share `near`."""
-    for name in dict.fromkeys([*said, *found]):
-        one: Any = said.get(name)
-        other: Any = found.get(name)
+    """Find values (reported, computed) that are not equal; numbers may differ by the share `near`."""
+    for name, (one, other) in pairs.items():
         if one == other or (near and abs(one - other) <= near * max(abs(one), abs(other))):
             continue
-        start = 0
-        if isinstance(one, str) and isinstance(other, str):
-            start = max(shared(one, other) - BEFORE, 0)
-            one, other = one[start:], other[start:]
+        texts = [each if isinstance(each, str) else str(each) for each in (one, other)]
+        is_text = isinstance(one, str) and isinstance(other, str)
+        start = max(shared(one, other) - BEFORE, 0) if is_text else 0
         at = f" from character {start}" if start else ""
-        reported, computed = (shown(each if isinstance(each, str) else str(each)) for each in (one, other))
+        reported, computed = (shown(text[start:]) for text in texts)
         yield finding(where, check, f"{name}{at}: reported {reported}, computed {computed}")
 
 
@@ -49,23 +46,20 @@ def shared(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def name_of(arm: Arm, row: Sample) -> str:
-    """A row as findings name it."""
     return f"{arm.name}/{row.prompt_id}"
 
 
 def check_set(arm: Arm, prompts: Mapping[str, EncodedPrompt]) -> Iterator[ReplayFinding]:
     """Find whether an arm ran just the prompts that its configuration gives, in their order."""
     ran, wanted = [row.prompt_id for row in arm.samples], list(prompts)
-    for name in prompts.keys() - ran:
-        yield finding(
-            f"{arm.name}/{name}", "prompts", "the configuration asks for this prompt; it has no row"
-        )
-    for name in Counter(ran) - Counter(wanted):
-        times = f"{ran.count(name)} rows are of this prompt; the configuration gives {wanted.count(name)}"
-        yield finding(f"{arm.name}/{name}", "prompts", times)
-    if ran != wanted and sorted(ran) == sorted(wanted):
+    faults = dict.fromkeys(prompts.keys() - ran, "the configuration asks for this prompt; it has no row")
+    for name, more in (Counter(ran) - Counter(wanted)).items():
+        faults[name] = f"{more} rows more are of this prompt than the configuration gives"
+    if not faults and ran != wanted:
         first = next(one for one, other in zip(ran, wanted, strict=True) if one != other)
-        yield finding(f"{arm.name}/{first}", "prompts", "the rows are not in the order of the prompts")
+        faults[first] = "the rows are not in the order of the prompts"
+    for name, fault in faults.items():
+        yield finding(f"{arm.name}/{name}", "prompts", fault)
 
 
 def check_row(
@@ -73,14 +67,18 @@ def check_row(
 ) -> Iterator[ReplayFinding]:
     """Find what of a row does not follow from its prompt and its tokens."""
     where, prompt, tokenizer = name_of(arm, row), asked.prompt, target.tokenizer
-    said = row.model_dump(exclude={"rounds", "tokens"})
-    computed: dict[str, Any] = {
-        "prompt_sha256": tokens_digest(asked.tokens),
-        "source_sha256": prompt.source_sha256,
-        "prompt_tokens": len(asked.tokens),
-        "instruction_sha256": text_digest(prompt.instruction),
-    }
-    yield from differences(where, "prompts", {name: said[name] for name in computed}, computed)
+    said = row.model_dump(exclude={"rounds", "tokens"}) | {"tokens": len(row.tokens)}
+
+    def unlike(check: Check, **computed: Any) -> Iterator[ReplayFinding]:
+        return differences(where, check, {name: (said[name], value) for name, value in computed.items()})
+
+    yield from unlike(
+        "prompts",
+        prompt_sha256=tokens_digest(asked.tokens),
+        source_sha256=prompt.source_sha256,
+        prompt_tokens=len(asked.tokens),
+        instruction_sha256=text_digest(prompt.instruction),
+    )
     if outside := [token for token in row.tokens if token >= target.target.vocab_size]:
         message = f"token {outside[0]} is not one of the model's {target.target.vocab_size}"
         yield finding(where, "rows", message)
@@ -89,23 +87,23 @@ def check_row(
     stops = Stops(ends, stop_texts, tokenizer if stop_texts else None)
     stops.start(asked.tokens)
     end = stops.find(row.tokens)
-    computed = {
-        "tokens_sha256": tokens_digest(row.tokens),
-        "tokens": asked.limit if end is None else min(end, asked.limit),
-        "finish_reason": "length" if end is None else "stop",
-    }
-    said["tokens"] = len(row.tokens)
-    yield from differences(where, "rows", {name: said[name] for name in computed}, computed)
+    yield from unlike(
+        "rows",
+        tokens_sha256=tokens_digest(row.tokens),
+        tokens=asked.limit if end is None else min(end, asked.limit),
+        finish_reason="length" if end is None else "stop",
+    )
     text = text_of(tokenizer, row.tokens, Stops(ends, stop_texts, tokenizer), asked.tokens)
     answer = answer_of(tokenizer, asked.tokens, text)
-    computed = {"text": text, "answer_text": None if answer == text else answer}
     needle: dict[str, Any] = {}
     if prompt.needle is not None and prompt.text is not None:
         needle = needle_fields(prompt.needle, prompt.text, answer, text)
     hidden = said["needle"] or {}
-    computed["hit"], said["hit"] = needle.pop("hit", None), hidden.pop("hit", None)
-    yield from differences(where, "text", {name: said[name] for name in computed}, computed)
-    yield from differences(where, "prompts", hidden, needle)
+    said["hit"] = hidden.pop("hit", None)
+    stripped, hit = None if answer == text else answer, needle.pop("hit", None)
+    yield from unlike("text", text=text, answer_text=stripped, hit=hit)
+    both = {name: (hidden.get(name), needle.get(name)) for name in {**hidden, **needle}}
+    yield from differences(where, "prompts", both)
     if row.rounds and kept_by(row.rounds, len(row.tokens)) is None:
         message = f"{len(row.rounds)} rounds do not give {len(row.tokens)} tokens"
         yield finding(where, "rounds", message)

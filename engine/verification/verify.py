@@ -20,7 +20,7 @@ from engine.cache.batch import RaggedKV
 from engine.cache.policy import NATIVE, parse_policy
 from engine.config import Engine
 from engine.device import Runtime
-from engine.evaluation.arms import OUR_LOOP, plain
+from engine.evaluation.arms import plain
 from engine.evaluation.environment import LoadWatch, describe
 from engine.evaluation.kv import NO_NEEDLE, examine, held_after
 from engine.evaluation.measure import Progress, under
@@ -29,36 +29,12 @@ from engine.evaluation.report import now, stamp
 from engine.evaluation.rounding import Run, block_error
 from engine.generate import Outcome
 from engine.registry import Places
-from engine.verification.inputs import (
-    EncodedPrompt,
-    RunSettings,
-    find_models,
-    make_prompts,
-    open_reported,
-    read_report,
-)
-from engine.verification.replay import (
-    RowReplay,
-    gaps,
-    largest_difference,
-    native_logits,
-    policy_steps,
-    replay,
-)
+from engine.verification import inputs, replay
 from engine.verification.rows import check_row, check_set, differences, finding, name_of
-from evidence_format.model import Arm, Model, Report, ReportRequest, Sample
-from evidence_format.verification import (
-    Draw,
-    ReplayedRow,
-    ReplayFinding,
-    Rounds,
-    Subject,
-    Tokens,
-    Tolerances,
-    Verification,
-)
+from evidence_format import verification as record
+from evidence_format.model import OUR_LOOP, Arm, Model, Report, ReportRequest, Sample
 
-TOLERANCES = Tolerances(
+TOLERANCES = record.Tolerances(
     # Near ties of a drafter fall otherwise on another machine, in a batch, and in blocks that are not
     # compiled: of the rounds of genuine reports one in a hundred confirms another number of drafts. Where
     # acceptance was inflated nearly all do.
@@ -69,12 +45,13 @@ TOLERANCES = Tolerances(
     accepted=0.02,  # near ties fall both ways
 )
 # What the gate computes with; the weights digest alone does not hold it.
-CARD = {"dtype", "quantization", "parameters", "vocab_size", "largest_block", "cache_layers"}
+CARD = ("dtype", "quantization", "parameters", "vocab_size", "largest_block", "cache_layers")
 EXTRA_S = 5.0  # rows that were not drawn are replayed as long as this lasts
 CHEAP = 2e10  # … but tokens of all rows of a small model in any case: parameters times positions
 MOST_FINDINGS = 20_000  # of a record
 
 ArmRow = tuple[Arm, Sample]
+Text = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of a prompt, and those of its continuation
 
 
 @dataclass(frozen=True)
@@ -91,55 +68,50 @@ class VerifyOptions:
 
 def verify(
     path: Path, options: VerifyOptions, runtime: Runtime, places: Places, *, progress: Progress
-) -> Verification:
+) -> record.Verification:
     """Replay a report; return the record, whose verdict says whether anything was found.
 
     Raises:
         ConfigurationError: the report, its models or prompts are not at hand, or its configuration cannot be
             followed.
     """
-    report, sha256 = read_report(path)
+    report, sha256 = inputs.read_report(path)
     watch, started, source = LoadWatch(), stamp(now()), report.environment.git.source_sha256
-    draw = Draw(
+    draw = record.Draw(
         seed=randbits(48) if options.seed is None else options.seed,
         source="os" if options.seed is None else "given",
         sample=options.sample,
         rows=sum(len(arm.samples) for arm in report.arms),
     )
-    subject = Subject(
-        sha256=sha256,
-        kind=report.kind,
-        nonce=None if report.request is None else report.request.nonce,
-        source_sha256=source,
-    )
+    nonce = report.request.nonce if report.request else None
     progress(0, 1, "finding models", "")
-    folders, differing = find_models(report.environment.models, options.folders, options.among, places)
+    models = report.environment.models
+    folders, differing = inputs.find_models(models, options.folders, options.among, places)
     findings = [finding(role, "models", message) for role, message in differing.items()]
-    rows: list[ReplayedRow] = []
+    rows: list[record.ReplayedRow] = []
     notes: list[str] = []
-    environment = describe(runtime, watch, {})
+    cards: dict[str, Model] = {}
     if not findings:
         progress(0, 1, "loading", "models")
         replayer = _Replayer(report, draw, options, folders, progress)
-        rows, findings, notes = replayer.run(), replayer.findings, replayer.notes
-        environment = describe(runtime, watch, replayer.cards)
-        if environment["git"]["source_sha256"] != source:
-            notes.append("another version of the engine wrote the report")
-        notes.append("times were not verified")
-    return Verification.model_validate(
+        rows, findings, notes, cards = replayer.run(), replayer.findings, replayer.notes, replayer.cards
+    environment = describe(runtime, watch, cards)
+    if cards and environment["git"]["source_sha256"] != source:
+        notes.append("another version of the engine wrote the report")
+    return record.Verification.model_validate(
         {
             "schema": "kakeya.verification/1",
             "verdict": "refuted" if findings else "confirmed",
             "started_at": started,
             "finished_at": stamp(now()),
-            "report": subject,
+            "report": record.Subject(sha256=sha256, kind=report.kind, nonce=nonce, source_sha256=source),
             "draw": draw,
             "tolerances": TOLERANCES,
             "environment": environment,
             "request": options.request,
             "rows": tuple(rows),
             "findings": tuple(findings[:MOST_FINDINGS]),
-            "notes": tuple(notes),
+            "notes": (*notes, "times were not verified") if cards else (),
         }
     )
 
@@ -175,11 +147,11 @@ class _Row:
 
     arm: Arm
     sample: Sample
-    prompt: EncodedPrompt
+    prompt: inputs.EncodedPrompt
     engine: Engine
     drawn: bool
     gaps: list[float] | None = None  # by how much each token misses the best; None: it was not looked at
-    replayed: RowReplay | None = None
+    replayed: replay.RowReplay | None = None
 
     @property
     def name(self) -> str:
@@ -199,7 +171,7 @@ class _Row:
         return self.engine, self.prompt.tokens, self.sample.tokens
 
     @property
-    def text(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def text(self) -> Text:
         """What one forward on native caches is about: rows of several arms may have one text."""
         return tuple(self.prompt.tokens), self.sample.tokens
 
@@ -210,20 +182,22 @@ class _Replayer:
     def __init__(
         self,
         report: Report,
-        draw: Draw,
+        draw: record.Draw,
         options: VerifyOptions,
         folders: Mapping[str, Path],
         progress: Progress,
     ) -> None:
-        self.findings: list[ReplayFinding] = []
+        self.findings: list[record.ReplayFinding] = []
         self.notes: list[str] = []
         self._report, self._draw, self._progress = report, draw, progress
-        self._settings = RunSettings.of(report)
-        self._engine = open_reported(report, self._settings, folders, options.folders, options.among)
+        self._settings = inputs.RunSettings.of(report)
+        given = options.folders, options.among
+        self._engine = inputs.open_reported(report, self._settings, folders, *given)
         self._engines = {self._engine.policy.spec: self._engine}
-        self._prompts, self._emptied = make_prompts(self._engine, self._settings, options.prompts)
+        prompts = inputs.make_prompts(self._engine, self._settings, options.prompts)
+        self._prompts, self._emptied = prompts
         self._errors: dict[str, float] = {}  # of rounding, by policy
-        self._gaps: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}  # of native rows, by text
+        self._gaps: dict[Text, list[float]] = {}  # of native rows
         self._arms_run: set[str] = set()
 
     @property
@@ -231,7 +205,7 @@ class _Replayer:
         """The models that ran."""
         return {role: card for engine in self._engines.values() for role, card in cards_of(engine).items()}
 
-    def run(self) -> list[ReplayedRow]:
+    def run(self) -> list[record.ReplayedRow]:
         """Check everything; return the rows that the models were run for."""
         self.findings.extend(self._check_without_model())
         rows = self._rows_to_run()
@@ -251,10 +225,9 @@ class _Replayer:
             if row.policy not in self._errors:
                 self._measure_rounding(row)
         if seen and NATIVE.spec not in self._errors:  # no policy rounds less
-            native = replace(self._engine, policy=NATIVE, restoration=None)
-            self._measure_rounding(replace(seen[0], engine=native))
+            self._measure_rounding(replace(seen[0], engine=_natively(self._engine)))
         records = [
-            ReplayedRow(
+            record.ReplayedRow(
                 arm=row.arm.name,
                 prompt_id=row.sample.prompt_id,
                 drawn=row.drawn,
@@ -267,13 +240,13 @@ class _Replayer:
         self._progress(len(rows), len(rows), "replayed", f"{len(seen)} rows")
         return records
 
-    def _check_without_model(self) -> Iterator[ReplayFinding]:
+    def _check_without_model(self) -> Iterator[record.ReplayFinding]:
         """What the report says of models besides their digests, and of all rows."""
         cards = self.cards
-        for role, model in self._report.environment.models.items():
-            if role in cards:
-                own = cards[role].model_dump(include=CARD)
-                yield from differences(role, "models", model.model_dump(include=CARD), own)
+        for role, said in self._report.environment.models.items():
+            if (own := cards.get(role)) is not None:
+                pairs = {name: (getattr(said, name), getattr(own, name)) for name in CARD}
+                yield from differences(role, "models", pairs)
         settings = self._settings
         stop_texts = settings.stop or () if settings.command == "generate" else ()
         for arm in self._report.arms:
@@ -284,15 +257,15 @@ class _Replayer:
                     asked = prompts[row.prompt_id]
                     yield from check_row(self._engine.target, stop_texts, arm, row, asked)
 
-    def _prompts_of(self, arm: Arm) -> dict[str, EncodedPrompt]:
+    def _prompts_of(self, arm: Arm) -> inputs.PromptsById:
         return self._emptied if arm.control == NO_NEEDLE else self._prompts
 
     def _engine_of(self, arm: Arm) -> Engine:
         """The engine under an arm's policy; at block 1 without its drafter, so without space for blocks."""
         policy = parse_policy(arm.system.kv)
         if policy.spec not in self._engines:
-            native = replace(self._engine, policy=NATIVE, restoration=None)
-            self._engines[policy.spec] = native if policy == NATIVE else under(self._engine, policy)
+            native = policy == NATIVE
+            self._engines[policy.spec] = _natively(self._engine) if native else under(self._engine, policy)
         found = self._engines[policy.spec]
         return replace(found, drafter=None) if arm.control == "block_1" else found
 
@@ -318,11 +291,12 @@ class _Replayer:
     def _run(self, row: _Row) -> None:
         """Run the models over a row; the first row drawn of an arm as it was run, whatever it was."""
         engine, prompt, tokens = row.run
+        drafted = row.sample.drafted_blocks > 0
         first = row.drawn and row.arm.name not in self._arms_run
         self._arms_run.add(row.arm.name)
-        drafter = self._engine.drafter.drafter if self._engine.drafter else None
-        if row.sample.drafted_blocks or not row.native or (first and row.arm.system.loop == OUR_LOOP):
-            row.replayed = replay(*row.run, row.sample.rounds, drafter if row.sample.drafted_blocks else None)
+        if drafted or not row.native or (first and row.arm.system.loop == OUR_LOOP):
+            drafter = self._engine.drafter.drafter if drafted and self._engine.drafter else None
+            row.replayed = replay.replay(*row.run, row.sample.rounds, drafter)
             self.findings.extend(self._check_caches(row, row.replayed))
         elif first:
             decoded = plain(engine.target, prompt, len(tokens), engine.options.prefill_chunk)
@@ -330,31 +304,36 @@ class _Replayer:
         if row.native:
             row.gaps = self._native_gaps(row, row.replayed.logits if first and row.replayed else None)
         elif row.replayed is not None:
-            row.gaps = gaps(row.replayed.logits, tokens)
+            row.gaps = replay.gaps(row.replayed.logits, tokens)
             self.findings.extend(_check_distortion(row))
 
     def _native_gaps(self, row: _Row, steps: mx.array | None = None) -> list[float]:
         """The gaps of a native row by one forward; `steps`: its logits by rounds, for the rounding."""
         if row.text not in self._gaps or steps is not None:
-            logits = native_logits(*row.run)
-            self._gaps[row.text] = gaps(logits, row.sample.tokens)
+            logits = replay.native_logits(*row.run)
+            self._gaps[row.text] = replay.gaps(logits, row.sample.tokens)
             if steps is not None:
-                error = largest_difference(logits, steps)
-                self._errors[row.policy] = max(self._errors.get(row.policy, 0.0), error)
+                self._add_error(row, replay.largest_difference(logits, steps))
         return self._gaps[row.text]
+
+    def _add_error(self, row: _Row, error: float) -> None:
+        self._errors[row.policy] = max(self._errors.get(row.policy, 0.0), error)
 
     def _measure_rounding(self, row: _Row) -> None:
         """How differently the model rounds in the forwards that a row is judged by, and step by step."""
         engine, prompt, tokens = row.run
         if row.native:
             whole = Run(prompt, tokens, [(len(tokens), len(tokens) - 1)])  # one block against single tokens
-            error = block_error(engine.target, [whole], engine.options.prefill_chunk)["max_abs_logit_error"]
+            found = block_error(engine.target, [whole], engine.options.prefill_chunk)
+            self._add_error(row, found["max_abs_logit_error"])
         else:
-            by_rounds = replay(*row.run, row.sample.rounds, None).logits
-            error = largest_difference(by_rounds, policy_steps(*row.run))
-        self._errors[row.policy] = max(self._errors.get(row.policy, 0.0), error)
+            by_rounds = replay.replay(*row.run, row.sample.rounds, None).logits
+            self._add_error(row, replay.largest_difference(by_rounds, replay.policy_steps(*row.run)))
 
-    def _check_tokens(self, row: _Row, missing: Sequence[float]) -> Tokens:
+    def _find(self, row: _Row, check: record.Check, message: str) -> None:
+        self.findings.append(finding(row.name, check, message))
+
+    def _check_tokens(self, row: _Row, missing: Sequence[float]) -> record.Tokens:
         """Every token is the target's best, or within rounding of it."""
         worst = max(range(len(missing)), key=missing.__getitem__)
         allowed = TOLERANCES.rounding * max(self._errors[row.policy], self._errors[NATIVE.spec])
@@ -364,8 +343,8 @@ class _Replayer:
                 f"token {row.sample.tokens[at]} at position {at} lies {missing[at]:.3g} below the target's "
                 f"best; rounding explains {allowed:.3g} ({len(wrong)} such tokens)"
             )
-            self.findings.append(finding(row.name, "tokens", message))
-        return Tokens(
+            self._find(row, "tokens", message)
+        return record.Tokens(
             checked=len(missing),
             forward="one" if row.native else "rounds",
             largest_gap=missing[worst],
@@ -373,28 +352,23 @@ class _Replayer:
             allowed=allowed,
         )
 
-    def _check_rounds(self, row: _Row) -> Rounds:
+    def _check_rounds(self, row: _Row) -> record.Rounds:
         """As many drafts are confirmed as reported, but for a few near ties."""
-        replayed, reason = row.replayed, None
+        replayed = row.replayed
         if not row.sample.drafted_blocks:
-            reason = "no speculative rounds"
-        elif self._engine.drafter is None:
-            reason = "the report names no drafter"
-            message = "the row has rounds of drafts, but the configuration no drafter"
-            self.findings.append(finding(row.name, "rounds", message))
-        elif replayed is None:
-            reason = "row not sampled"
-        if reason is not None or replayed is None:
-            return Rounds(replayed=0, differing=0, claimed_accepted=0, accepted=0, reason=reason)
+            return _not_replayed("no speculative rounds")
+        if self._engine.drafter is None:
+            self._find(row, "rounds", "the row has rounds of drafts, but the configuration no drafter")
+            return _not_replayed("the report names no drafter")
+        if replayed is None:
+            return _not_replayed("row not sampled")
         found = zip(row.sample.rounds, replayed.drafts, replayed.accepted, strict=True)
-        blocks = [(each, drafts, accepted) for each, drafts, accepted in found if each.block > 1]
-        rounds = Rounds(
+        blocks = [((each.block - 1, each.accepted), own) for each, *own in found if each.block > 1]
+        rounds = record.Rounds(
             replayed=len(blocks),
-            differing=sum(
-                (each.block - 1, each.accepted) != (drafts, accepted) for each, drafts, accepted in blocks
-            ),
-            claimed_accepted=sum(each.accepted for each, _, _ in blocks),
-            accepted=sum(accepted for _, _, accepted in blocks),
+            differing=sum(claimed != tuple(own) for claimed, own in blocks),
+            claimed_accepted=sum(accepted for (_, accepted), _ in blocks),
+            accepted=sum(accepted for _, (_, accepted) in blocks),
             reason=None,
         )
         if rounds.differing > max(1, TOLERANCES.rounds * rounds.replayed):
@@ -402,47 +376,51 @@ class _Replayer:
                 f"{rounds.differing} of {rounds.replayed} rounds confirm other drafts when they are drafted "
                 f"again: {rounds.claimed_accepted} drafts by the report, {rounds.accepted} here"
             )
-            self.findings.append(finding(row.name, "rounds", message))
+            self._find(row, "rounds", message)
         return rounds
 
-    def _check_caches(self, row: _Row, found: RowReplay | Outcome) -> Iterator[ReplayFinding]:
+    def _check_caches(self, row: _Row, found: replay.RowReplay | Outcome) -> Iterator[record.ReplayFinding]:
         """The caches are those that the row names, and hold as much."""
         said = row.sample
         if RaggedKV.__name__ in said.cache.classes or self._settings.command == "eval server":
             return  # a row states its share of merged caches
-        reported: dict[str, Any] = {
-            "caches": said.cache.classes,
-            "kept_positions": said.kept_positions,
-            "restored_positions": said.restored_positions or 0,
-        }
-        computed: dict[str, Any] = {
-            "caches": found.cache_classes,
-            "kept_positions": found.kept,
-            "restored_positions": found.restored,
+        pairs: dict[str, tuple[Any, Any]] = {
+            "caches": (said.cache.classes, found.cache_classes),
+            "kept_positions": (said.kept_positions, found.kept),
+            "restored_positions": (said.restored_positions or 0, found.restored),
         }
         if said.cache.resident_bytes < (1 - TOLERANCES.resident) * found.resident_bytes:
-            reported["resident_bytes"] = said.cache.resident_bytes
-            computed["resident_bytes"] = found.resident_bytes
+            pairs["resident_bytes"] = said.cache.resident_bytes, found.resident_bytes
         if (kv := said.kv) is not None and (own := found.kv) is not None:
-            reported["kv.layers"], computed["kv.layers"] = kv.layers, own.layers
-            sizes = {"kv.values": kv.values, "kv.bytes": kv.bytes}
-            held = {"kv.values": own.values, "kv.bytes": own.nbytes}
-            yield from differences(row.name, "memory", sizes, held, TOLERANCES.resident)
-        yield from differences(row.name, "memory", reported, computed)
+            pairs["kv.layers"] = kv.layers, own.layers
+            sizes = {"kv.values": (kv.values, own.values), "kv.bytes": (kv.bytes, own.nbytes)}
+            yield from differences(row.name, "memory", sizes, TOLERANCES.resident)
+        yield from differences(row.name, "memory", pairs)
 
 
-def _check_distortion(row: _Row) -> Iterator[ReplayFinding]:
+def _natively(engine: Engine) -> Engine:
+    return replace(engine, policy=NATIVE, restoration=None)
+
+
+def _not_replayed(reason: str) -> record.Rounds:
+    return record.Rounds(replayed=0, differing=0, claimed_accepted=0, accepted=0, reason=reason)
+
+
+def _check_distortion(row: _Row) -> Iterator[record.ReplayFinding]:
     """Keys and values lie as far from native ones as the row says."""
     said = row.sample.kv
     if said is not None and row.sample.is_distortion_known:
-        native = replace(row.engine, policy=NATIVE, restoration=None)
-        found, _ = examine(*row.run, held_after(native, row.prompt.tokens))
-        names = said.model_dump(include={"key_distortion", "value_distortion"})
-        computed = {"key_distortion": found.keys, "value_distortion": found.values}
-        yield from differences(row.name, "memory", names, computed, TOLERANCES.distortion)
+        found, _ = examine(*row.run, held_after(_natively(row.engine), row.prompt.tokens))
+        pairs = {
+            "key_distortion": (said.key_distortion, found.keys),
+            "value_distortion": (said.value_distortion, found.values),
+        }
+        yield from differences(row.name, "memory", pairs, TOLERANCES.distortion)
 
 
-def _check_all_rounds(records: Sequence[ReplayedRow], rows: Sequence[_Row]) -> Iterator[ReplayFinding]:
+def _check_all_rounds(
+    records: Sequence[record.ReplayedRow], rows: Sequence[_Row]
+) -> Iterator[record.ReplayFinding]:
     """What is little in each row may be much in all."""
     replayed = [row for row in records if row.rounds.replayed]
     rounds = sum(row.rounds.replayed for row in replayed)
