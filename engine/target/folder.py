@@ -41,7 +41,6 @@ LARGEST_SIZE = 2**31  # positions and sizes are 32-bit numbers
 FAULTS = {
     r"^report: |\b\w+\.(?=\w+:)": "",
     r"lacks '(\w+)'.*": r"\1 is missing",
-    "Value error, (.*), got .*": r"\1",
     "has fewer than 1 entries": "is empty",
     "Input should be ": "must be ",
     "of type integer": "a whole number",
