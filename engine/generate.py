@@ -167,9 +167,8 @@ class GenerateSwitches(Sampling, _Limit):
         if self.max_tokens < 1:
             raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
         for name in PENALTIES:
-            if not isfinite(getattr(self, name)):
-                flag = "--" + name.replace("_", "-")
-                raise ConfigurationError(f"{flag} must be a finite number, not {getattr(self, name)}")
+            if not isfinite(value := getattr(self, name)):
+                raise ConfigurationError(f"--{name.replace('_', '-')} must be a finite number, not {value}")
         if self.repetition_penalty and not 0.01 <= self.repetition_penalty <= 100:
             raise ConfigurationError(
                 f"--repetition-penalty must be 0 or lie in 0.01 to 100, not {self.repetition_penalty}"

@@ -43,7 +43,6 @@ from engine.target.compiled import CompiledForward, graph_length
 from engine.target.folder import (
     build_unloaded,
     check_config,
-    check_depth,
     context_length,
     read_json,
     require_folder,
@@ -88,7 +87,7 @@ def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = N
     check_config(path / "config.json", config)
     files = _files_of(path)
     if files:
-        check_depth(path / "config.json", config, tensor_shapes(files))
+        tensor_shapes(path / "config.json", config, files)
         model = opened(path, "the model", lambda: load_model(path, lazy=True)[0], config)
     else:
         model = opened(path, "config.json", partial(_built, path, config), verb="run")

@@ -30,7 +30,6 @@ from engine.target.folder import (
     build_unloaded,
     card_of,
     check_config,
-    check_depth,
     context_length,
     read_json,
     require_file,
@@ -81,8 +80,7 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
     files = weight_files(path)
     config, file = read_json(path / "config.json"), path / "config.json"
     check_config(file, config)
-    shapes = tensor_shapes(files)
-    check_depth(file, config, shapes)
+    shapes = tensor_shapes(file, config, files)
     if config.get("quantization") is not None:
         check_packing(file, config["quantization"])
         check_packed_shapes(path, opened(path, "config.json", lambda: build_unloaded(config)), shapes)
@@ -130,7 +128,7 @@ def load_network(path: Path, dtype: str | None) -> tuple[DFlash, list[Path]]:
     wanted = dtype_of(dtype)
     files, file = weight_files(path), path / "config.json"
     config = read_json(file)
-    check_depth(file, config, tensor_shapes(files))
+    tensor_shapes(file, config, files)
 
     def build() -> DFlash:
         try:
