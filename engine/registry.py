@@ -501,9 +501,7 @@ def variable_of(folder: str) -> str:
 def locate(entry: ModelEntry, places: Places) -> Located:
     """Find the files of an entry, without the network; ModelNotHere if a part is in none of its places."""
     target = Path(_found(entry, "target", entry.target, places))
-    if entry.drafter is None:
-        return Located(entry, target, None)
-    drafter = _found(entry, "drafter", entry.drafter, places)
+    drafter = _found(entry, "drafter", entry.drafter, places) if entry.drafter else None
     return Located(entry, target, f"{WITH_LOOKUP}{drafter}" if entry.lookups else drafter)
 
 
