@@ -390,10 +390,7 @@ class Registry:
             return entry.channels[name]
         offers = f"it offers {', '.join(entry.channels)}"
         if ":" in name and len(name) <= LONGEST_POLICY:
-            try:
-                policy = parse_policy(name)
-            except ConfigurationError as error:
-                raise ConfigurationError(str(error).replace("--kv", "KV policy", 1)) from None
+            policy = parse_policy(name, "KV policy")
             if any(policy in each for each in self.requests):
                 return Channel.model_validate({"name": policy.spec, "kv": policy.spec})
             ranges = ", ".join(each.text for each in self.requests) or "none"
