@@ -37,7 +37,7 @@ class InputLines:
     """
 
     def __init__(self, *, quiet: bool) -> None:
-        """Look at what standard input is; ``quiet``: prompts go to stderr, and there is no editing."""
+        """``quiet``: prompts go to stderr, and there is no editing."""
         stream: Any = sys.stdin
         if stream is None:
             raise ConfigurationError("standard input is closed; give a file or a pipe, or /dev/null")
@@ -113,7 +113,6 @@ class Screen:
         self._open: Literal["", "answer", "status"] = ""  # line without its end, on stdout or stderr
 
     def say(self, text: str, *, dim: bool = False) -> None:
-        """Tell something that is not the answer."""
         self._settle()
         click.echo(self._dimmed(harmless(text)) if dim else harmless(text), err=True)
 
@@ -125,7 +124,6 @@ class Screen:
             self._open = "status"
 
     def refuse(self, message: str) -> None:
-        """Tell why there was no answer."""
         self.say(message)
         self._shown = ""
         if self._as_json:
@@ -177,14 +175,12 @@ class Screen:
 
 
 def _figures(turn: Turn) -> str:
-    usage = turn.usage
-    parts = [f"{usage.completion_tokens} tokens ({turn.finish})"]
+    text = f"{turn.usage.completion_tokens} tokens ({turn.finish})"
     if turn.tokens_per_s is not None:
-        parts.append(f"{turn.tokens_per_s:.1f} tok/s")
+        text += f", {turn.tokens_per_s:.1f} tok/s"
     if turn.acceptance_length is not None:
-        parts.append(f"{turn.acceptance_length:.2f} tokens emitted per verify")
-    parts.append(f"{turn.cached_tokens} of {usage.prompt_tokens} prompt tokens cached")
-    return ", ".join(parts)
+        text += f", {turn.acceptance_length:.2f} tokens emitted per verify"
+    return f"{text}, {turn.cached_tokens} of {turn.usage.prompt_tokens} prompt tokens cached"
 
 
 def _document(turn: Turn) -> dict[str, Any]:

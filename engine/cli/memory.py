@@ -83,7 +83,6 @@ def _predicted(
 
 
 def article_table(document: dict[str, Any]) -> None:
-    """Print the article's rows as it has them."""
     from engine.cli.tables import print_line, print_table
 
     rows = (
@@ -97,7 +96,6 @@ def article_table(document: dict[str, Any]) -> None:
 
 
 def prediction_table(document: dict[str, Any]) -> None:
-    """Print policies side by side, the layers of a single one, and what comes on top of the caches."""
     from engine.cli.tables import print_line, print_table
 
     rows, batch = document["rows"], document["batch"]

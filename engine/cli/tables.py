@@ -75,7 +75,6 @@ def figures(document: Document) -> Document:
 
 
 def throughput_table(document: Document) -> None:
-    """Arms with their speeds, and the comparison."""
     from engine.evaluation.environment import busy
 
     arms = document["summary"]["arms"]
@@ -106,7 +105,6 @@ def _compared(row: Document) -> str:
 
 
 def recall_table(document: Document) -> None:
-    """Recall of each arm, and by depth."""
     arms = document["summary"]["arms"]
     columns = ("name", "role", "recall:.3f", "samples")
     rows = (_cells(arm | arms[arm["name"]], *columns) for arm in document["arms"])
@@ -160,7 +158,6 @@ def kv_figures(document: Document) -> list[Document]:
 
 
 def kv_table(document: Document) -> None:
-    """The shoot-out: recall by depth, and a line for every policy."""
     depth_table(document)
     rows = [
         [
@@ -176,7 +173,6 @@ def kv_table(document: Document) -> None:
 
 
 def quality_table(document: Document) -> None:
-    """Equal outputs by set of prompts, and what differs."""
     from engine.evaluation.quality import matches_by_set
 
     rows = ([name, str(equal), str(count)] for name, (equal, count) in matches_by_set(document).items())
@@ -193,24 +189,20 @@ def quality_table(document: Document) -> None:
 
 
 def checks_of(document: Document) -> dict[str, str | None]:
-    """The checks that a server passed."""
     return dict.fromkeys(document["configuration"]["checks"].split())
 
 
 def checks_table(checks: dict[str, str | None]) -> None:
-    """What each check of a server found."""
     rows = ([name, escape(fault or "passed")] for name, fault in checks.items())
     print_table("the server", ("<check", "<found"), rows)
 
 
 def server_table(document: Document) -> None:
-    """Checks, and equal outputs."""
     checks_table(checks_of(document))
     quality_table(document)
 
 
 def parity_table(document: Document) -> None:
-    """A line for every round."""
     rows = []
     for row in document["cases"]:
         names = ("hidden_max_abs", "logits_max_abs")
@@ -232,7 +224,6 @@ def _passed(row: Document) -> str:
 
 
 def codec_table(document: Document) -> None:
-    """A line for every entry of a lattice comparison."""
     rows = (
         [
             *_cells(entry, "name", "vectors:,", "blocks_identical:.3%"),
@@ -253,7 +244,6 @@ def codec_table(document: Document) -> None:
 
 
 def probe_table(document: Document, hint: str | None) -> None:
-    """The machine, one fact a line."""
     environment, facts = document["environment"], document["configuration"]
     rows = {
         "machine": f"{environment['chip']} ({environment['machine']}, {environment['cpu_count']} CPUs)",
@@ -279,7 +269,6 @@ def projector_table(held_out: dict[str, dict[str, float]], title: str) -> None:
 
 
 def verification_table(document: Document) -> None:
-    """Rows the models were run for, then what was found."""
     rows, draw, report = document["rows"], document["draw"], document["report"]
     columns = ("<row", "tokens", "largest gap", "allowed", "rounds", "differing", "accepted")
     print_table("verification", columns, (_verified(row) for row in rows if row["drawn"]))
