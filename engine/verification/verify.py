@@ -1,6 +1,6 @@
 """Replay of a report: rows are drawn, the target runs over their tokens, their rounds are drafted again.
 
-Every row is held against what needs no model (see `engine.verification.rows`). Of the drawn rows, and of
+Every row is held against what needs no model (see `engine.verification.replay`). Of the drawn rows, and of
 others for a few seconds more, the target says whether each token is its best or within rounding of it, and
 the drafter drafts each round again. A report made elsewhere may differ by rounding alone; how much that is,
 is measured here. Times are not looked at: nothing tells how fast another machine was.
@@ -30,7 +30,7 @@ from engine.evaluation.rounding import Run, block_error
 from engine.generate import Outcome
 from engine.registry import Places
 from engine.verification import inputs, replay
-from engine.verification.rows import check_row, check_set, differences, finding, name_of
+from engine.verification.replay import check_row, check_set, differences, finding, name_of
 from evidence_format import verification as record
 from evidence_format.model import Arm, Model, Report, ReportRequest, Sample
 
