@@ -272,26 +272,23 @@ class Conversation(AbstractContextManager["Conversation"]):
 
     def _check_template(self, entry: ModelEntry, system: str | None) -> None:
         """Load the model and make sure that no switch is without effect."""
-        lease = self._worker.lease(entry)
-        try:
-            self._check_switches(lease.granted.result(), system)
-        finally:
-            self._worker.release(lease)
-
-    def _check_switches(self, model: LoadedModel, system: str | None) -> None:
-        switches, name = self.options.switches, model.entry.name
+        switches, lease = self.options.switches, self._worker.lease(entry)
+        opposite = {key: not value for key, value in switches.items()}
 
         def tokens(system: str | None, switches: dict[str, bool]) -> list[int]:
-            return self._prompt(Transcript(system).asked("?"), switches, model)[1].tokens
+            return self._prompt(Transcript(system).asked("?"), switches, lease.granted.result())[1].tokens
 
-        opposite = {key: not value for key, value in switches.items()}
-        if switches and (not has_switch(model, switches) or tokens(None, switches) == tokens(None, opposite)):
-            raise ConfigurationError(
-                f"--thinking {self.options.thinking}: the chat template of {name} has no such switch; "
-                "leave it out"
-            )
-        if system is not None and tokens(None, switches) == tokens(system, switches):
-            raise ConfigurationError(f"the chat template of {name} ignores system turns")
+        try:
+            known = has_switch(lease.granted.result(), switches)
+            if switches and (not known or tokens(None, switches) == tokens(None, opposite)):
+                raise ConfigurationError(
+                    f"--thinking {self.options.thinking}: the chat template of {entry.name} has no such "
+                    "switch; leave it out"
+                )
+            if system is not None and tokens(None, switches) == tokens(system, switches):
+                raise ConfigurationError(f"the chat template of {entry.name} ignores system turns")
+        finally:
+            self._worker.release(lease)
 
 
 def _listen(

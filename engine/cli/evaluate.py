@@ -88,7 +88,6 @@ def recall(**values: Any) -> None:
     Examples:
       kakeya_engine eval recall --report recall.json
       kakeya_engine eval recall --limit 10 --min-recall 0.9 --json
-      kakeya_engine eval recall --batch 8
       kakeya_engine eval recall --context 480 --depths 0,0.5,1 --per-depth 10 --seed 3
       kakeya_engine eval recall --chat --thinking off --model ~/models/qwen3-4b
       kakeya_engine eval recall --kv sink-window:4,64 --context 480
@@ -105,15 +104,8 @@ def recall(**values: Any) -> None:
     beyond = reach(engine.policy)
     haystack = haystack.filled(switches.prompts, unfit=call.chat.chat or beyond > 0)
     seed = seed_of(seed, call.request if haystack.wanted else None)
-    prompts = retrieval_prompts(
-        switches.prompts,
-        haystack,
-        engine.target.tokenizer,
-        limit=switches.limit,
-        seed=seed,
-        switches=call.chat,
-        beyond=beyond,
-    )
+    drawn: dict[str, Any] = {"limit": switches.limit, "seed": seed, "switches": call.chat, "beyond": beyond}
+    prompts = retrieval_prompts(switches.prompts, haystack, engine.target.tokenizer, **drawn)
     # the shipped set may have been asked for and not fit
     name = GENERATED if haystack.wanted else switches.prompts
     switches = replace(switches, haystack=haystack, seed=seed, prompts=name)

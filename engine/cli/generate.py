@@ -82,10 +82,8 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
         click.echo()
     if step.outcome is None:
         raise GenerationError("the text did not come to an end")
-    new = report_path is None or str(report_path) == "-"
-    path = evaluation and store(
-        evaluation.report_row(content, tokens, step.outcome), None if new else report_path
-    )
+    given = None if str(report_path) == "-" else report_path
+    path = evaluation and store(evaluation.report_row(content, tokens, step.outcome), given)
     if text_only:
         return
     if not as_json:

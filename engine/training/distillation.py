@@ -18,7 +18,7 @@ import mlx.core as mx
 from engine.networks.projector import DrafterFeatures
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import Site
-from engine.restoration.sources import ModuleOutputs
+from engine.restoration.sources import module_hooks
 from engine.target.model import Target
 
 HIDDEN = -1e9  # score of a position that is not seen
@@ -53,7 +53,7 @@ class AttentionRecorder:
         self._target, self.sites, self._features = target, list(sites), features
         modules = [(*site.projections, site.attention.rope, site.attention.rope) for site in sites]
         self._counts = [len(each) for each in modules]
-        self._capture = ModuleOutputs([module for each in modules for module in each])
+        self._capture = module_hooks([module for each in modules for module in each])
         self._hidden_states = target.tap(features.taps)
 
     def record(self, tokens: mx.array) -> RecordedTexts:

@@ -77,13 +77,13 @@ def verify(
     """
     report, sha256 = inputs.read_report(path)
     watch, started, source = LoadWatch(), stamp(now()), report.environment.git.source_sha256
+    seed, nonce = options.seed, report.request.nonce if report.request else None
     draw = record.Draw(
-        seed=randbits(48) if options.seed is None else options.seed,
-        source="os" if options.seed is None else "given",
+        seed=randbits(48) if seed is None else seed,
+        source="os" if seed is None else "given",
         sample=options.sample,
         rows=sum(len(arm.samples) for arm in report.arms),
     )
-    nonce = report.request.nonce if report.request else None
     progress(0, 1, "finding models", "")
     models = report.environment.models
     folders, differing = inputs.find_models(models, options.folders, options.among, places)
