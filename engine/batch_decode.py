@@ -5,15 +5,14 @@
     every sequence accepts, emits and keeps its own a + 1 positions
 
 Prompts are computed one by one, then their caches are merged. A sequence that has fewer drafts than another
-gets its block filled up; the filling is never accepted. A block of 1 is a plain step for all, pipelined as in
-`engine.decode`. A sequence that has ended leaves the batch. The tokens are those every sequence would have
-had alone, or when sampling, distributed as these; a seed gives the same text as alone where the block is
-fixed and the drafter always has drafts. Drafters draft for one sequence at a time.
+gets its block filled up; the filling is never accepted. The tokens are those every sequence would have had
+alone, or when sampling, distributed as these; a seed gives the same text as alone where the block is fixed
+and the drafter always has drafts. Drafters draft for one sequence at a time.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -55,21 +54,17 @@ class Share:
     nbytes: int  # their bytes divided by the sequences in them
     kv: KVUse | None  # likewise what coded layers store
     kept: int | None  # see `engine.cache.stats.kept_positions`
-    restored: int = 0  # positions times layers of this sequence that were restored
-    drafter_forwards: int = 0  # of this sequence's drafter
+    restored: int  # positions times layers of this sequence that were restored
+    drafter_forwards: int  # of this sequence's drafter
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """A step of one sequence.
-
-    Its round has the block and the acceptance of this sequence, and the seconds of the whole round. The share
-    comes with the last step; a sequence that ends with its first token was never merged, and has all of it.
-    """
+    """A step of one sequence."""
 
     request: int  # its place among the requests
-    step: Step
-    share: Share | None
+    step: Step  # whose round has the seconds of the whole batch's
+    share: Share | None  # with the last step
 
 
 def decode_together(
@@ -100,13 +95,9 @@ def decode_together(
     draft_length.start()
     for index, request in enumerate(requests):
         sequence = _Sequence(index, request, drafter.twin() if drafter else None, request.max_tokens)
-        with Session(
-            target,
-            sequence.drafter,
-            headroom=max(draft_length.largest, 1),
-            policy=policy,
-            restoration=restoration,
-        ) as session:
+        headroom = max(draft_length.largest, 1)
+        opened = Session(target, sequence.drafter, headroom=headroom, policy=policy, restoration=restoration)
+        with opened as session:
             step = sequence.prefill(session, prefill_chunk)
             sequence.restored = session.restored
         if step.finish is None:
@@ -114,24 +105,21 @@ def decode_together(
             caches.append(session.caches)
             yield (Emitted(index, step, None),)
         else:
-            share = _share(merge(target.model, [session.caches]), 1)
-            yield (Emitted(index, step, sequence.own(share)),)
+            yield (Emitted(index, step, _share(merge(target.model, [session.caches]), 1, sequence)),)
     if not sequences:
         return
     batch = _Batch(target, sequences, merge(target.model, caches), draft_length, policy)
     caches.clear()
-    del session
-    try:
+    del session, opened
+    with closing(batch):
         yield from batch.run()
-    finally:
-        batch.close()
 
 
-def _share(caches: list[Any], sequences: int) -> Share:
-    classes, nbytes = resident(caches)
-    use = kv_use(caches)
-    share = None if use is None else KVUse(use.layers, use.values // sequences, use.nbytes // sequences)
-    return Share(classes, nbytes // sequences, share, kept_positions(caches))
+def _share(caches: list[Any], sequences: int, own: "_Sequence") -> Share:
+    (classes, nbytes), use = resident(caches), kv_use(caches)
+    kv = None if use is None else KVUse(use.layers, use.values // sequences, use.nbytes // sequences)
+    forwards = own.drafter.forwards if own.drafter is not None else 0
+    return Share(classes, nbytes // sequences, kv, kept_positions(caches), own.restored, forwards)
 
 
 @dataclass
@@ -157,7 +145,6 @@ class _Sequence:
         return self.emit((token,), None)
 
     def propose(self, block: int) -> Draft:
-        """Drafts for a block of this length, or of what is left of the sequence."""
         count = min(block, self.remaining) - 1
         if self.drafter is None or count < 1:
             return NOTHING
@@ -171,11 +158,6 @@ class _Sequence:
         if self.drafter is not None:
             self.drafter.observe(tokens, rows if rows is None else rows[:, : len(tokens)])
 
-    def own(self, share: Share) -> Share:
-        """A share, with what is counted for this sequence by itself."""
-        forwards = self.drafter.forwards if self.drafter is not None else 0
-        return replace(share, restored=self.restored, drafter_forwards=forwards)
-
     def emit(self, tokens: tuple[int, ...], record: Round | None, stopped: bool | None = None) -> Step:
         if stopped is None:
             stopped = self.request.stops.find(tokens) is not None
@@ -187,8 +169,6 @@ class _Sequence:
 
 
 class _Batch:
-    """The sequences that go on, and their merged caches."""
-
     def __init__(
         self,
         target: Target,
@@ -242,22 +222,18 @@ class _Batch:
         drafts, self._drafts = self._drafts, []
         filled = mx.stack([mx.pad(draft.tokens, (0, block - 1 - len(draft))) for draft in drafts])
         logits, rows = self._forward(mx.concatenate([self._bonuses(), filled], axis=1))  # [S, B, V]
-        packed = mx.concatenate(
-            [
-                each.pack(draft, logits[row, : 1 + len(draft)])
-                for row, (each, draft) in enumerate(zip(sequences, drafts, strict=True))
-            ]
-        )
+        pairs = list(zip(sequences, drafts, strict=True))
+        parts = [each.pack(draft, logits[row, : 1 + len(draft)]) for row, (each, draft) in enumerate(pairs)]
+        packed = mx.concatenate(parts)
         launch(packed, rows)  # a second graph: one giant graph chokes some devices
         values = iter(read_tokens(packed))
         verdicts = [
-            unpack([next(values) for _ in range(2 + len(draft))], each.request.stops)
-            for each, draft in zip(sequences, drafts, strict=True)
+            unpack([next(values) for _ in range(2 + len(draft))], each.request.stops) for each, draft in pairs
         ]
         seconds = self._launch_s + perf_counter() - started
         self.transaction.commit([verdict.kept for verdict in verdicts])
         steps = []
-        for row, (each, draft, verdict) in enumerate(zip(sequences, drafts, verdicts, strict=True)):
+        for row, ((each, draft), verdict) in enumerate(zip(pairs, verdicts, strict=True)):
             each.observe((each.bonus, *verdict.tokens[:-1]), rows if rows is None else rows[row : row + 1])
             record = Round(1 + len(draft), verdict.accepted, self._launch_s, seconds - self._launch_s)
             steps.append(each.emit(verdict.tokens, record, verdict.stopped))
@@ -285,9 +261,8 @@ class _Batch:
                 ahead = self._launch(tokens[:, None])
             values = read_tokens(tokens)
             record = Round(1, 0, 0.0, perf_counter() - started)
-            emitted = self._emitted(
-                [each.emit((value,), record) for each, value in zip(self.sequences, values, strict=True)]
-            )
+            pairs = zip(self.sequences, values, strict=True)
+            emitted = self._emitted([each.emit((value,), record) for each, value in pairs])
             going = [each for each in self.sequences if each.finish is None]
             if ahead is None or not going:  # it overlapped with nothing: no cost to learn
                 self.transaction.abort()
@@ -327,10 +302,9 @@ class _Batch:
         self._rounds += 1
         if self._rounds % CLEAR_EVERY == 0:
             mx.clear_cache()
-        over = any(each.finish for each in self.sequences)
-        share = _share(self.transaction.caches, len(self.sequences)) if over else None
+        caches, count = self.transaction.caches, len(self.sequences)
         return tuple(
-            Emitted(each.index, step, each.own(share) if share and each.finish else None)
+            Emitted(each.index, step, _share(caches, count, each) if each.finish else None)
             for each, step in zip(self.sequences, steps, strict=True)
         )
 

@@ -89,9 +89,17 @@ def open_engine(options: Options) -> Engine:
     )
     fit_threads(target.target.hidden_size)
     drafter = None if spec is None or block == 1 else open_drafter(spec, target, options.dtype, drafters_own)
-    if drafter and block and block > (most := 2 * drafter.drafter.block_size):
-        raise ConfigurationError(f"--block {block} is more than {most}, twice what this drafter was made for")
+    if drafter and block:
+        check_block(block, drafter.drafter.block_size)
     return Engine(options, target, drafter, alone=spec is None, policy=policy, restoration=restoration)
+
+
+def check_block(block: int, nominal: int) -> None:
+    """Refuse a block of more than twice the length that a drafter was made for."""
+    if block > 2 * nominal:
+        raise ConfigurationError(
+            f"--block {block} is more than {2 * nominal}, twice what this drafter was made for"
+        )
 
 
 def parse_block(block: str) -> int | None:

@@ -107,14 +107,9 @@ def decode(
     so many of the likeliest, 0 to 20. A token that ends the text is emitted. A ``session`` of this target and
     drafter is continued and stays open; without one, one is opened with caches, policy and restoration.
 
-    Yields:
-        The first token as soon as it is known, then the tokens of each round.
-
-    Raises:
-        PromptError: the prompt is empty.
-        ConfigurationError: a number is out of range, a block was asked for without a drafter or is longer
-            than the session was opened for.
-        ValueError: on continuing after another continuation of the session was started.
+    Yields the first token as soon as it is known, then the tokens of each round. Raises InputError for an
+    empty prompt, a number out of range and a block without a drafter or longer than the session was opened
+    for, and ValueError on continuing after another continuation of the session was started.
     """
     check_request(prompt, max_tokens)
     if prefill_chunk < 1:

@@ -1,8 +1,7 @@
 """The device: its BLAS, whether mlx may compile, and how graphs are launched, waited for and read.
 
-The Linux wheel of mlx links a reference BLAS through the dynamic linker. A faster library that is already in
-the global symbol scope wins the lookup, so it has to be loaded before mlx: this module imports mlx inside its
-functions alone. On macOS mlx uses Metal and Accelerate.
+The Linux wheel of mlx links a reference BLAS. A faster one wins where it is in the global symbol scope before
+mlx is loaded: this module imports mlx inside its functions alone. macOS has Metal and Accelerate.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import ConfigurationError
 
@@ -33,8 +32,7 @@ NARROW = 512  # columns
 COMPILER = "g++"  # mlx's CPU backend calls it by this name when it compiles a fused kernel
 
 
-@dataclass(frozen=True)
-class Blas:
+class Blas(NamedTuple):
     """The library in use, whether it is a fast one, and how that was decided."""
 
     name: str
@@ -77,10 +75,9 @@ def prepare() -> Runtime:
 
 @cache
 def load_fast_blas() -> Blas:
-    """Load a fast BLAS into the global scope, once, and say which library mlx will use.
+    """Load a fast BLAS into the global scope before mlx is imported, and say which library mlx will use.
 
-    Call it before the first import of mlx. ``KAKEYA_BLAS=reference`` keeps the bundled library; unset, empty
-    or ``auto`` look for a fast one.
+    ``KAKEYA_BLAS=reference`` keeps the bundled library; unset, empty or ``auto`` look for a fast one.
     """
     choice = os.environ.get(SWITCH, "").strip().lower() or "auto"
     if choice not in ("auto", "reference"):

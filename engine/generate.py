@@ -67,18 +67,15 @@ def encode(
 ) -> list[int]:
     """Token ids of a text or a conversation, as mlx-lm's `stream_generate` would make them.
 
-    Raises:
-        PromptError: it says nothing, is not valid Unicode, does not fit the context, or the chat template is
-            missing or refuses it.
-        ConfigurationError: the chat template ignores a switch.
-        ModelError: the tokenizer does not belong to the model.
+    PromptError where it says nothing, is not Unicode, does not fit the context or is refused by the chat
+    template, ConfigurationError where the template ignores a switch, ModelError where the tokenizer is
+    another model's.
     """
     texts = [content] if isinstance(content, str) else [text for _, text in content]
     if not any(text.strip() for text in texts):
         raise PromptError(f"prompt {name} is empty")
     try:
-        for text in texts:
-            text.encode()
+        "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise PromptError(f"prompt {name} is not valid Unicode: {error.reason}") from None
     tokens = tokens_of(content, tokenizer, switches or ChatSwitches(), name)

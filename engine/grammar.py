@@ -177,7 +177,6 @@ def _checked_length(text: str) -> str:
 
 
 def _check(reason: str) -> None:
-    """Raise what llguidance reports of a grammar, if anything."""
     if reason:
         raise ValueError(_words(reason, "no text satisfies it"))
 

@@ -100,10 +100,7 @@ def pseudo_name(rng: random.Random) -> str:
 
 
 def draw_names(rng: random.Random, lexicon: Lexicon, count: int) -> list[str]:
-    """`count` different names; some are made up or plain words, so that unseen names work too.
-
-    In three draws of ten all of them are, so that made-up names which share a piece must be told apart.
-    """
+    """`count` different names; some, and in three draws of ten all, are made up or plain words."""
     names = rng.sample(lexicon.names, min(count, len(lexicon.names)))
     rate = 1.0 if rng.random() < 0.3 else lexicon.pseudo_rate
     for i in range(len(names)):
@@ -189,10 +186,8 @@ def document_parts(
 ) -> tuple[list[str], list[Fact]]:
     """Sentences of a document in order, and its facts in the order they are asked for.
 
-    With all questions, answers, and a token at either end, the document has at most `length` tokens. A
-    repeated question could be answered by copying the earlier answer, so each fact is asked for once.
-    Questions follow the order of the facts, cyclically from a random start: the context then determines what
-    follows any question.
+    With all questions, answers, and a token at either end, the document has at most `length` tokens. Each
+    fact is asked for once, in the order of the facts, cyclically from a random start.
     """
     drawn = draw_facts(rng, lexicon, facts)
     asked = sum(count(f.sentence) + count(f.question) + 5 for f in drawn)

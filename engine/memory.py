@@ -1,19 +1,14 @@
 """How much memory a run takes, said beforehand from a model's configuration.
 
-A model is built without its weights (where the files are there, mlx-lm reads their headers alone). One lazy
-forward tells what each layer writes into its cache; then the caches' own code takes in lazy zeros, in the
-order in which a run would write them. mlx builds arrays lazily, so nothing is computed or allocated.
-
-    a sequence   the prompt in chunks, its last token by itself, then one round
-    a batch      each prompt likewise; the caches are merged, then one round for all
+A model is built without its weights. One lazy forward tells what each layer writes into its cache; then the
+caches' own code gets lazy zeros in the order of a run: the prompt in chunks, its last token by itself, then
+one round; the caches of a batch are merged before the round. Nothing is computed or allocated.
 """
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from sys import getsizeof
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -28,23 +23,23 @@ from engine.cache.policy import NATIVE, KVPolicy, RestoredKV, parse_policy
 from engine.cache.ring import SlidingRing, WindowedKV
 from engine.cache.traced import appended, reserve, stores_of
 from engine.cache.transaction import members_of, new_caches
-from engine.config import LARGEST_BLOCK
+from engine.config import check_block, parse_block
 from engine.draft_length import AdaptiveDraftLength
 from engine.drafters.autoregressive import CHUNK, UNSEEN, Autoregressive
 from engine.drafters.base import refuse_mismatch
 from engine.drafters.block import BlockDrafter
-from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
+from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import DrafterSpec, read_spec
+from engine.drafters.registry import DrafterSpec, diffusion_settings, read_spec
 from engine.errors import ConfigurationError, InputError, ModelError
 from engine.networks.dflash import Context
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
-from engine.networks.mdlm import classes, mask_token
+from engine.networks.mdlm import build_model
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
 from engine.target.attention import refuse_policy
-from engine.target.compiled import CompiledForward, graph_length, longest_graph
+from engine.target.compiled import CompiledForward, graph_length
 from engine.target.folder import (
     build_unloaded,
     check_config,
@@ -58,7 +53,7 @@ from engine.target.folder import (
 )
 from engine.target.loading import DTYPES, cast_weights, dtype_of, opened
 from engine.target.model import Target
-from engine.target.quantize import check_packing, quantize_target
+from engine.target.quantize import pack_as_stored, quantize_target
 
 EVERY = "all"
 POLICIES = (
@@ -69,9 +64,6 @@ LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30
 DEEPEST = 4096  # layers that are built without weights to say so
 
 Progress = Callable[[int, int, str, str], None]  # done, of how many, what, which
-
-
-# --- a model without its weights --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,10 +84,6 @@ def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = N
 
     A ``config.json`` alone will do: then sizes follow from it, and packing from its ``quantization``, as if
     every matrix that can be packed were. ``dtype`` and ``quantize`` are texts of the command line.
-
-    Raises:
-        ModelError: the folder cannot be used; the message names the file and the reason.
-        ConfigurationError: the dtype is unknown, or the weights cannot be packed as asked for.
     """
     require_folder(path)
     config = read_json(path / "config.json")
@@ -122,7 +110,6 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _built(path: Path, config: Mapping[str, Any]) -> Any:
-    """The model a configuration describes, packed as it says."""
     file = path / "config.json"
     if config.get("quantization_config") is not None and config.get("quantization") is None:
         raise ModelError(
@@ -131,24 +118,16 @@ def _built(path: Path, config: Mapping[str, Any]) -> Any:
     if text_part(config)["num_hidden_layers"] > DEEPEST:
         raise ModelError(f"{file}: num_hidden_layers is more than {DEEPEST}")
     model = build_unloaded(config)
-    model.eval()
     _pack(file, model, config.get("quantization"))
     return model
 
 
 def _pack(file: Path, module: nn.Module, quantization: Mapping[str, Any] | None) -> None:
     """Pack every matrix of an unloaded module as a ``quantization`` says."""
-    if quantization is None:
-        return
-    check_packing(file, quantization)
-
-    def packing(name: str, part: nn.Module) -> Any:
-        if not hasattr(part, "to_quantized") or part.weight.shape[-1] % quantization["group_size"]:
-            return False
-        return quantization.get(name, True)
-
-    group, bits = quantization["group_size"], quantization["bits"]
-    nn.quantize(module, group, bits, mode=quantization.get("mode", "affine"), class_predicate=packing)
+    if quantization is not None:
+        pack_as_stored(
+            file, module, quantization, lambda _, part: not part.weight.shape[-1] % quantization["group_size"]
+        )
 
 
 def _nbytes(model: Any, config: Mapping[str, Any]) -> int:
@@ -171,9 +150,6 @@ def _dtype_name(dtype: str | None, model: Any, config: Mapping[str, Any]) -> tup
     values = dict(tree_flatten(model.parameters())).values()
     sizes = {name: sum(each.size for each in values if each.dtype == known) for name, known in DTYPES.items()}
     return max(sizes, key=sizes.__getitem__), "as stored"
-
-
-# --- caches -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -200,12 +176,9 @@ def held_by(target: Target, policy: KVPolicy, run: RunLengths) -> list[LayerByte
     """The caches' bytes after a run, by kinds of layers in the order of their first layers."""
     caches = new_caches(target.model, run.headroom, policy)
     compiled = CompiledForward.of(target, (), caches) is not None
-    longest = longest_graph(target.hidden_size)
 
     def graph(count: int) -> int | None:
-        """The length of the compiled graph that serves a forward; None: it is not compiled."""
-        size = graph_length(count, run.headroom) if compiled and count <= run.headroom else None
-        return None if size is None or (longest is not None and size > longest) else size
+        return graph_length(target, count, run.headroom) if compiled and count <= run.headroom else None
 
     alike: dict[Any, list[tuple[Any, Any]]] = {}
     for cache, template in zip(caches, written_by(target.model), strict=True):
@@ -219,17 +192,11 @@ def held_by(target: Target, policy: KVPolicy, run: RunLengths) -> list[LayerByte
 
 
 def _replayed(
-    model: Any,
-    layer: tuple[Any, Any],
-    policy: KVPolicy,
-    run: RunLengths,
-    graph: Callable[[int], int | None],
+    model: Any, layer: tuple[Any, Any], policy: KVPolicy, run: RunLengths, graph: Callable[[int], int | None]
 ) -> Any:
     """One layer's cache at the end of a run; for a batch, of all its sequences."""
     cache, template = layer
     for count in chunks_of(policy, run):
-        if _is_full(cache):
-            break
         _forward(cache, template, count, graph(count) if policy.source is None else None)
     _forward(cache, template, 1, graph(1))
     if run.batch > 1 and any(each is not None for each in _arrays(template)):
@@ -249,14 +216,6 @@ def chunks_of(policy: KVPolicy, run: RunLengths) -> Iterator[int]:
     for done in range(0, run.context - 1, run.prefill_chunk):
         part = min(run.prefill_chunk, run.context - 1 - done)
         yield from (min(longest, part - at) for at in range(0, part, longest))
-
-
-def _is_full(cache: Any) -> bool:
-    """Whether nothing a layer takes in can change its size: its stores are rings with all their rows."""
-    return all(
-        type(store) is SlidingRing and store.keys is not None and store.keys.shape[2] == store.capacity
-        for store in stores_of([cache])
-    )
 
 
 def _forward(cache: Any, template: Any, count: int, size: int | None) -> None:
@@ -327,9 +286,6 @@ def _holds(cache: Any) -> str:
     return HOLDS[type(cache)](cache) if type(cache) in HOLDS else "all positions"
 
 
-# --- drafters ---------------------------------------------------------------------------------------------
-
-
 class UnloadedDrafter(NamedTuple):
     """A drafter that is shapes alone."""
 
@@ -356,17 +312,15 @@ def open_unloaded_drafter(
 
 
 def _prompt_lookup(asked: DrafterSpec, _: Unloaded, __: str | None) -> UnloadedDrafter:
-    shortest = asked.argument
-    if not (shortest.isascii() and shortest.isdigit()):
-        raise ConfigurationError(f"--drafter prompt-lookup:{shortest}: the shortest match must be a number")
+    lookup = PromptLookup(int(asked.argument))
 
     def state(observed: Sequence[int], _: int) -> int:
-        lookup = PromptLookup(int(shortest))
+        lookup.start()
         for count in observed:  # the size of its tables does not depend on the tokens
             lookup.observe([0] * count, None)
         return lookup.nbytes
 
-    return UnloadedDrafter(PromptLookup(int(shortest)).block_size, 0, state)
+    return UnloadedDrafter(lookup.block_size, 0, state)
 
 
 def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
@@ -378,7 +332,6 @@ def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> Unloaded
     width = len(config.target_layer_ids) * config.hidden_size
 
     def state(observed: Sequence[int], block: int) -> int:
-        """The network's context, as `BlockDrafter` extends it."""
         context, waiting = Context(config, asked.policy), 0
         for count in observed:
             waiting += count
@@ -402,7 +355,6 @@ def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> 
     model, size = small.target.model, Autoregressive(small.target).block_size
 
     def state(observed: Sequence[int], block: int) -> int:
-        """Its caches: what it has not seen in chunks, then the bonus, then its drafts."""
         if block < 2:  # it reads what it observed when it is asked to draft
             return 0
         unseen, counts = sum(observed), []
@@ -420,24 +372,16 @@ def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> 
 
 
 def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder, given = split_spec(asked.argument)
-    config = read_json(folder / "config.json")
-    settings = settings_of(folder / "config.json", config) | given
-    mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
-
-    def built() -> Any:
-        network, arguments = classes(config)
-        return network(arguments.from_dict(dict(config)))  # type: ignore[no-untyped-call]
-
-    network = _network(folder, config, built, dtype)
-    drafter = MaskedDiffusion(network, mask, **settings)
+    folder, config, settings = diffusion_settings(asked.argument)
+    network = _network(folder, config, lambda: build_model(config), dtype)
+    drafter = MaskedDiffusion(network, **settings)
     drafter.bind(target.target)
 
     def state(observed: Sequence[int], _: int) -> int:
-        tokens = array("i")
+        drafter.start()
         for count in observed:
-            tokens.extend([0] * count)
-        return getsizeof(tokens)
+            drafter.observe([0] * count, None)
+        return drafter.nbytes
 
     return UnloadedDrafter(drafter.block_size, _nbytes(network, {}), state)
 
@@ -451,9 +395,6 @@ def _network(folder: Path, config: Mapping[str, Any], build: Callable[[], Any], 
     floating = (each.dtype for each in tensors if mx.issubdtype(each.dtype, mx.floating))
     cast_weights(network, dtype_of(dtype) or next(floating, mx.bfloat16))
     return network
-
-
-# --- the prediction ---------------------------------------------------------------------------------------
 
 
 def predict(
@@ -471,12 +412,7 @@ def predict(
     """Predict what the caches would hold after each prompt and one round, as the JSON line has it.
 
     ``policies`` are ``--kv`` texts, `EVERY` among them for all of `POLICIES` that the model can have;
-    ``progress`` is told before every row.
-
-    Raises:
-        ConfigurationError: a number is out of range, or a policy does not fit the model.
-        ModelError: the drafter's folder cannot be used, or caches of the model cannot be predicted or merged.
-        DrafterMismatchError: the drafter was made for another target.
+    ``progress`` is told before every row. InputError where an option, the drafter or a policy does not fit.
     """
     _check(model, contexts, batch, block, prefill_chunk, drafter)
     chosen, refused = _chosen(model, policies)
@@ -563,31 +499,25 @@ def _chosen(model: Unloaded, texts: Sequence[str]) -> tuple[list[KVPolicy], dict
 
 def _blocks(block: str, drafter: UnloadedDrafter | None) -> tuple[int, int]:
     """Tokens of the round, and the largest block that caches must be ready for."""
-    if block == "auto":
-        if drafter is None:
-            return 1, 1
-        return drafter.block_size, AdaptiveDraftLength(drafter.block_size).largest
-    if drafter and int(block) > 2 * drafter.block_size:
-        raise ConfigurationError(
-            f"--block {block} is more than {2 * drafter.block_size}, twice what this drafter was made for"
-        )
-    return int(block), int(block)
+    if block != "auto":
+        if drafter:
+            check_block(int(block), drafter.block_size)
+        return int(block), int(block)
+    if drafter is None:
+        return 1, 1
+    return drafter.block_size, AdaptiveDraftLength(drafter.block_size).largest
 
 
 def _check(  # noqa: PLR0917 - all numbers of the command line
     model: Unloaded, contexts: Sequence[int], batch: int, block: str, prefill_chunk: int, drafter: str | None
 ) -> None:
-    """Refuse numbers that make no sense, by name and value."""
-    number = int(block) if block.isascii() and block.isdigit() else 0
     ranges = [("--batch", batch, LARGEST_BATCH), *(("--context", each, LARGEST_CONTEXT) for each in contexts)]
     for name, value, largest in ranges:
         if not 1 <= value <= largest:
             raise ConfigurationError(f"{name} must lie in 1 to {largest}, not {value}")
     if prefill_chunk < 1:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {prefill_chunk}")
-    if block != "auto" and not 1 <= number <= LARGEST_BLOCK:
-        raise ConfigurationError(f"--block must be auto or a number from 1 to {LARGEST_BLOCK}, not {block!r}")
-    if drafter is not None and number == 1:
+    if parse_block(block) == 1 and drafter is not None:
         raise ConfigurationError("--block 1 drafts nothing; leave --drafter out")
     if model.context is not None and (longest := max(contexts)) >= model.context:
         raise ConfigurationError(

@@ -45,7 +45,15 @@ from engine.errors import (
 )
 from engine.networks.dflash_config import DFlashConfig
 from engine.target.attention import refuse_policy
-from engine.target.folder import build_unloaded, check_config, read_json, require_folder, text_part
+from engine.target.folder import (
+    Index,
+    Size,
+    build_unloaded,
+    check_config,
+    read_json,
+    require_folder,
+    text_part,
+)
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, dtype_of, opened
 from engine.target.model import Target
 from engine.target.quantize import parse_quantize
@@ -58,11 +66,11 @@ LONGEST_POLICY = 500  # characters of a policy in a request
 NAME = "^[a-z0-9][a-z0-9.-]*$"
 
 # What is downloaded of a repository: no Python, and nothing that would be unpickled.
-FETCHED = (
+FETCHED = [
     "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt",
     "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
-)  # fmt: skip
+]  # fmt: skip
 
 # Name, policy, description. Restored policies have no channel: they need a projector, and bound nothing.
 _BUILT_IN = """
@@ -81,22 +89,6 @@ lattice-d4           lattice:d4,38          points of the lattice D4 as the publ
 lattice-e8           lattice:e8,38          points of the lattice E8 as the published codec gives them
 lattice-packed       lattice-packed:e8,5    points of the lattice E8 in exactly 5 bits a value
 """
-
-
-@dataclass(frozen=True)
-class Channel:
-    """A KV policy under a name for ids; a policy that a request spells out is its own name."""
-
-    name: str
-    policy: KVPolicy
-    description: str = ""
-
-
-CHANNELS: Mapping[str, Channel] = {
-    name: Channel(name, parse_policy(policy), description)
-    for name, policy, description in (line.split(None, 2) for line in _BUILT_IN.strip().splitlines())
-}
-NATIVE = CHANNELS["native"]
 
 
 @dataclass(frozen=True)
@@ -140,12 +132,23 @@ def _by(parse: Callable[[str], Any], *, keep: bool = True) -> PlainValidator:
     return PlainValidator(read)
 
 
-Whole = Annotated[int, Field(ge=0, lt=2**31)]
-Positive = Annotated[int, Field(ge=1, lt=2**31)]
-
-
 class _Table(BaseModel, extra="forbid", strict=True, frozen=True):
     """A table of the file."""
+
+
+class Channel(_Table):
+    """A KV policy under a name for ids; a policy that a request spells out is its own name."""
+
+    name: str = ""
+    policy: Annotated[KVPolicy, _by(parse_policy, keep=False)] = Field(alias="kv")
+    description: str = ""
+
+
+CHANNELS: Mapping[str, Channel] = {
+    name: Channel.model_validate({"name": name, "kv": policy, "description": description})
+    for name, policy, description in (line.split(None, 2) for line in _BUILT_IN.strip().splitlines())
+}
+NATIVE = CHANNELS["native"]
 
 
 class Source(_Table):
@@ -171,7 +174,6 @@ class Source(_Table):
 
 
 def _source(value: Any, info: ValidationInfo) -> Any:
-    """The texts and paths of a file as the fields of a `Source`."""
     match value:
         case "shipped":
             return {"shipped": True}
@@ -191,11 +193,11 @@ def _source(value: Any, info: ValidationInfo) -> Any:
 class TargetFacts(_Table):
     """What the configuration of a target says about its shape; `head_dims`: all sizes of a row of keys."""
 
-    hidden_size: Positive
-    layers: Positive
-    vocab_size: Positive
+    hidden_size: Size
+    layers: Size
+    vocab_size: Size
     head_dims: Annotated[
-        tuple[Positive, ...],
+        tuple[Size, ...],
         Field(min_length=1, strict=False),
         AfterValidator(lambda dims: tuple(sorted(set(dims)))),
     ]
@@ -204,12 +206,12 @@ class TargetFacts(_Table):
 class DrafterFacts(_Table):
     """What the configuration of a drafter says about its target; None: it does not say."""
 
-    hidden_size: Positive | None = None
-    layers: Positive | None = None
-    vocab_size: Positive | None = None
-    taps: tuple[Whole, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
-    mask_token: Whole | None = None
-    block: Positive | None = None  # tokens of a block it was made for
+    hidden_size: Size | None = None
+    layers: Size | None = None
+    vocab_size: Size | None = None
+    taps: tuple[Index, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
+    mask_token: Index | None = None
+    block: Size | None = None  # tokens of a block it was made for
 
 
 class Facts(_Table):
@@ -220,15 +222,21 @@ class Facts(_Table):
 
 
 def _offered(value: Any, info: ValidationInfo) -> Mapping[str, Channel]:
-    """The channels that a list of names offers, among those of the context."""
+    """The channels that a list of names offers; None: native, and those that the file defines."""
+    known: Mapping[str, Channel] = info.context or CHANNELS
+    if value is None:
+        return {name: known[name] for name in known if name not in CHANNELS or name == NATIVE.name}
     if isinstance(value, Mapping):
         return value
     if not isinstance(value, list) or not value or len(set(map(str, value))) < len(value):
         raise ValueError(f"must be a list of names of channels, none of them twice, not {_shown(value)}")
-    known: Mapping[str, Channel] = info.context or CHANNELS
     if unknown := [name for name in value if name not in known]:
         raise ValueError(f"there is no KV channel {unknown[0]!r}; there are {', '.join(known)}")
     return {name: known[name] for name in value}
+
+
+def _or_first(channel: str, info: ValidationInfo) -> str:
+    return channel or next(iter(info.data.get("channels", {})), "")
 
 
 class ModelEntry(_Table):
@@ -238,14 +246,14 @@ class ModelEntry(_Table):
     summary: str
     target: Annotated[Source, BeforeValidator(_source)]
     drafter: Annotated[Source, BeforeValidator(_source)] | None = None
-    channels: Annotated[Mapping[str, Channel], PlainValidator(_offered)] = {NATIVE.name: NATIVE}
-    default_channel: str = ""
+    channels: Annotated[Mapping[str, Channel], PlainValidator(_offered)] = Field(None, validate_default=True)
+    default_channel: Annotated[str, AfterValidator(_or_first)] = Field("", validate_default=True)
     block: Annotated[
         str, _by(parse_block), BeforeValidator(lambda value: str(value) if type(value) is int else value)
     ] = "auto"
     dtype: Annotated[str, _by(dtype_of)] | None = None
     quantize: Annotated[str, _by(parse_quantize)] | None = None
-    context: Positive | None = None
+    context: Size | None = None
     chat_template_kwargs: dict[Annotated[str, Field(pattern=r"^\w+$")], bool | int | float | str] = {}
     engine: str | None = Field(None, pattern=NAME)
     facts: Facts = Facts()
@@ -256,31 +264,25 @@ class ModelEntry(_Table):
         return self.drafter is not None and (self.drafter.shipped or self.drafter.lookups)
 
 
-class _ChannelTable(_Table):
-    kv: Annotated[KVPolicy, _by(parse_policy, keep=False)]
-    description: str = ""
-
-
-def _defined(tables: dict[str, _ChannelTable], info: ValidationInfo) -> dict[str, _ChannelTable]:
+def _defined(own: dict[str, Channel], info: ValidationInfo) -> dict[str, Channel]:
     """Add a file's channels to those that its models may list."""
-    if built_in := tables.keys() & CHANNELS.keys():
+    if built_in := own.keys() & CHANNELS.keys():
         raise ValueError(f"{min(built_in)} is built in; choose another name")
-    known: dict[str, Channel] = info.context or {}
-    known.update({name: Channel(name, each.kv, each.description) for name, each in tables.items()})
-    return tables
+    own = {name: each.model_copy(update={"name": name}) for name, each in own.items()}
+    (info.context or {}).update(own)
+    return own
 
 
 class _RegistryFile(_Table):
     default: str
     channels: Annotated[
-        dict[Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]*$")], _ChannelTable], AfterValidator(_defined)
+        dict[Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]*$")], Channel], AfterValidator(_defined)
     ] = {}
     requests: dict[Literal["kv"], list[Annotated[PolicyRange, _by(PolicyRange.parse, keep=False)]]] = {}
     models: dict[Annotated[str, Field(pattern=NAME)], ModelEntry]  # after channels, which they name
 
 
 def _validated(kind: type[Any], where: object, values: Any, context: Any = None) -> Any:
-    """A table as its type; ConfigurationError names ``where``, the key and the value of the first fault."""
     try:
         return kind.model_validate(values, context=context)
     except ValidationError as error:
@@ -294,7 +296,6 @@ def _validated(kind: type[Any], where: object, values: Any, context: Any = None)
 class Registry:
     """Models by name."""
 
-    path: Path | None  # the file it was read from; None: it was made for one folder
     default: str  # name of the entry that is meant where none is named
     entries: tuple[ModelEntry, ...]  # at least one, in the order of the file
     channels: Mapping[str, Channel] = field(default_factory=lambda: CHANNELS)  # that entries may offer
@@ -302,24 +303,13 @@ class Registry:
 
     @classmethod
     def load(cls, path: Path | None = None) -> "Registry":
-        """Read a registry file; None: the one that comes with the project.
-
-        Raises:
-            ConfigurationError: the file cannot be used, or a key is wrong; file, key and value are named.
-            DrafterMismatchError: what an entry says of its drafter does not match its target.
-        """
+        """Read a registry file, or the one that comes with the project; errors name file, key and value."""
         path, channels = path or SHIPPED_FILE, dict(CHANNELS)
         file = _validated(_RegistryFile, path, _read_toml(path), channels)
-        own = {name: channels[name] for name in ("native", *file.channels)}
-        entries = []
-        for name, entry in file.models.items():
-            if entry.name:
-                raise ConfigurationError(f"{path}: models.{name}: unknown field 'name'; its table names it")
-            offered = entry.channels if "channels" in entry.model_fields_set else own
-            default = entry.default_channel or next(iter(offered))
-            about = {"name": name, "channels": offered, "default_channel": default}
-            entries.append(entry.model_copy(update=about))
-        registry = cls(path, file.default, tuple(entries), channels, tuple(file.requests.get("kv", ())))
+        if named := [name for name, entry in file.models.items() if entry.name]:
+            raise ConfigurationError(f"{path}: models.{named[0]}: unknown field 'name'; its table names it")
+        entries = tuple(entry.model_copy(update={"name": name}) for name, entry in file.models.items())
+        registry = cls(file.default, entries, channels, tuple(file.requests.get("kv", ())))
         try:
             registry._check()
         except EngineError as error:
@@ -327,7 +317,6 @@ class Registry:
         return registry
 
     def _check(self) -> None:
-        """Refuse entries that contradict themselves or each other; needs no files."""
         if self.default not in {entry.name for entry in self.entries}:
             raise ConfigurationError(f"default is {self.default!r}, which is no model of this file")
         places: dict[str, Source] = {}
@@ -357,10 +346,9 @@ class Registry:
     def single(
         cls, target: Path, drafter: str | None = None, *, channel: str | None = None, **settings: Any
     ) -> "Registry":
-        """A registry of one model, for a folder given on the command line.
+        """A registry of one model, for a folder given on the command line; ``settings`` of its `ModelEntry`.
 
         ``drafter`` as ``--drafter`` has it; None: the shipped one for the shipped target, none for others.
-        ``settings``: block, dtype, quantize and context of its `ModelEntry`.
         """
         source = None if drafter in (None, "none") else Source(path=drafter)
         if drafter is None and target.resolve() == SHIPPED_TARGET.resolve():
@@ -374,7 +362,7 @@ class Registry:
         about = {"name": fitting_name(target), "summary": f"the model in {target}", "channels": usable}
         parts = {"target": Source(path=str(target)), "drafter": source}
         entry = _validated(ModelEntry, target, about | parts | settings)
-        registry = cls(None, entry.name, (entry,))
+        registry = cls(entry.name, (entry,))
         named = {"default_channel": registry.channel(entry, channel or "native").name}
         return replace(registry, entries=(entry.model_copy(update=named),))
 
@@ -397,12 +385,7 @@ class Registry:
         return entries[name]
 
     def channel(self, entry: ModelEntry, text: str | None) -> Channel:
-        """The channel of an entry that a text names, or spells out as a policy such as ``lattice:e8,10``.
-
-        Raises:
-            UnknownModel: it names no channel of this registry.
-            ConfigurationError: it is no policy, or nothing that requests for this model may ask for.
-        """
+        """The channel of an entry that a text names, or spells out as a policy such as ``lattice:e8,10``."""
         name = entry.default_channel if text is None else text
         if name in entry.channels:
             return entry.channels[name]
@@ -413,7 +396,7 @@ class Registry:
             except ConfigurationError as error:
                 raise ConfigurationError(str(error).replace("--kv", "KV policy", 1)) from None
             if any(policy in each for each in self.requests):
-                return Channel(policy.spec, policy)
+                return Channel.model_validate({"name": policy.spec, "kv": policy.spec})
             ranges = ", ".join(each.text for each in self.requests) or "none"
             raise ConfigurationError(
                 f"requests for {entry.name} may not ask for the KV policy {policy.spec}; {offers}; "
@@ -529,21 +512,14 @@ def fetch(entry: ModelEntry, places: Places) -> Located:
     """Download what of an entry people have not put here, completing broken-off downloads; then locate it."""
     from huggingface_hub import snapshot_download
 
+    where: dict[str, Any] = {"cache_dir": places.hub_cache, "endpoint": places.hub}
     for source in (entry.target, entry.drafter):
         if source is None or not source.hub or _first(places.of(source, cached=False)):
             continue
-        about: dict[str, Any] = {
-            "cache_dir": places.hub_cache,
-            "endpoint": places.hub,
-            "allow_patterns": FETCHED,
-        }
-        with wrap_errors(partial(_not_downloaded, source.hub)):
-            snapshot_download(source.hub, revision=source.revision, **about)
+        hub, revision = source.hub, source.revision
+        with wrap_errors(lambda why: ModelError(f"{hub} cannot be downloaded: {why}")):  # noqa: B023
+            snapshot_download(hub, revision=revision, allow_patterns=FETCHED, **where)
     return locate(entry, places)
-
-
-def _not_downloaded(repository: str, reason: str) -> ModelError:
-    return ModelError(f"{repository} cannot be downloaded: {reason}")
 
 
 def _first(places: Sequence[tuple[str, Path | None]]) -> Path | None:
@@ -551,7 +527,6 @@ def _first(places: Sequence[tuple[str, Path | None]]) -> Path | None:
 
 
 def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
-    """The folder of a target or drafter, or the text of a drafter."""
     if source.shipped:
         return str(SHIPPED_TARGET if part == "target" else SHIPPED_DRAFTER)
     if source.path is not None:
@@ -570,8 +545,8 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
 def check_located(located: Located) -> None:
     """Refuse configurations on this machine that fit neither each other, the entry, nor its channels."""
     entry, model = located.entry, _unloaded(located.target)
-    target = Target(model)
     dims = opened(located.target, "config.json", partial(_head_dims, model), verb="run")
+    target = Target(model)
     sizes = {"hidden_size": target.hidden_size, "layers": target.layer_count, "vocab_size": target.vocab_size}
     found = TargetFacts(**sizes, head_dims=dims)
     said = dict(entry.facts.target or found)
@@ -602,7 +577,6 @@ def drafter_facts(spec: str) -> DrafterFacts | None:
 
 
 def _unloaded(folder: Path) -> Any:
-    """The model of a folder's ``config.json``, its weights neither read nor computed."""
     require_folder(folder)
     config = read_json(folder / "config.json")
     check_config(folder / "config.json", config)

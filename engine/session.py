@@ -1,13 +1,11 @@
 """One sequence's state: the target's caches, the drafter's memory, and which tokens both hold.
 
-A session can be decoded in again: what a new prompt has in common with the tokens held is not computed twice
-(the next turn of a conversation begins with the turns before it). Where caches or drafter cannot go back to
-the end of the common part, they start over.
+A session can be decoded in again: what a new prompt has in common with the tokens held is not computed twice,
+as far as caches and drafter can go back to the end of the common part.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -20,13 +18,6 @@ from engine.restoration.session import RestorationPlan, restoration_for
 from engine.target.attention import CodedAttention
 from engine.target.compiled import CompiledForward
 from engine.target.model import Target
-
-
-@dataclass(frozen=True)
-class _Mark:
-    tokens: int  # held then
-    caches: Mark
-    drafter: Callable[[], object] | None  # brings it back
 
 
 class Session(AbstractContextManager["Session"]):
@@ -43,15 +34,15 @@ class Session(AbstractContextManager["Session"]):
         policy: KVPolicy = NATIVE,
         restoration: RestorationPlan | None = None,
     ) -> None:
-        """Begin an empty sequence.
+        """Begin an empty sequence, whose drafter, bound to ``target``, serves it alone until it is closed.
 
-        The drafter, bound to ``target``, serves this session alone until it is closed. ``headroom`` is the
-        largest block that will be verified; ``caches`` are empty ones of the policy, to look into until the
-        session starts over; ``compiled`` runs short blocks as compiled graphs where the model allows it.
+        ``headroom`` is the largest block that will be verified; ``caches`` are empty ones of the policy, to
+        look into until the session starts over; ``compiled`` allows compiled graphs for short blocks.
         """
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # identifies the continuation that uses the session
-        self._mark: _Mark | None = None
+        # tokens held at the mark, the caches, and what brings the drafter back
+        self._mark: tuple[int, Mark, Callable[[], object] | None] | None = None
         self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.uncached`
         with ExitStack() as opened:  # what fails half way leaves the model as it was
             self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
@@ -94,11 +85,8 @@ class Session(AbstractContextManager["Session"]):
         return self.tokens[len(self.tokens) - count :] if count else []
 
     def resume(self, prompt: Sequence[int]) -> int:
-        """Keep what is held of a prompt, and forget everything else; how many tokens of it are held.
-
-        At least the prompt's last token is left to be computed: its forward gives the first new token.
-        """
-        common = _common_length(self.tokens, prompt[:-1])
+        """Keep what is held of a prompt, its last token excepted, and return how many tokens that is."""
+        common = common_length(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
         if surplus:
             restored = self._restoration is None or self._restoration.rewind(common)
@@ -113,34 +101,32 @@ class Session(AbstractContextManager["Session"]):
         return common
 
     def mark(self) -> None:
-        """Remember the present state: where caches or drafter cannot go back as far as `resume` asks, it
-        comes back here instead of starting over. The mark before is forgotten.
-        """
+        """Remember the present state for `resume` to come back to where it cannot go back as far as asked."""
         if self._restoration is None and not self.transaction.uncached:
             drafter = self.drafter.mark() if self.drafter else None
-            self._mark = _Mark(len(self.tokens), self.transaction.mark(), drafter)
+            self._mark = len(self.tokens), self.transaction.mark(), drafter
 
     @property
     def marked(self) -> int:
         """Tokens up to the mark; 0 without one."""
-        return self._mark.tokens if self._mark else 0
+        return self._mark[0] if self._mark else 0
 
     @property
     def mark_nbytes(self) -> int:
         """Bytes of keys, values and states that are held for the mark alone."""
-        return self._mark.caches.nbytes if self._mark else 0
+        return self._mark[1].nbytes if self._mark else 0
 
     def _back_to_mark(self, common: int) -> int:
-        """Come back to the mark, if what is held in common reaches there, or start over."""
-        mark = self._mark
-        if mark is None or mark.tokens > common:
+        """Come back to the mark, if what is in common reaches there, or start over."""
+        if self._mark is None or self.marked > common:
             self._start_over()
             return 0
-        self.transaction.back_to(mark.caches, len(self.tokens) - mark.tokens)
-        if mark.drafter is not None:
-            mark.drafter()
-        del self.tokens[mark.tokens :]
-        return mark.tokens
+        count, caches, restore_drafter = self._mark
+        self.transaction.back_to(caches, len(self.tokens) - count)
+        if restore_drafter is not None:
+            restore_drafter()
+        del self.tokens[count:]
+        return count
 
     def take_in(self, tokens: Sequence[int]) -> None:
         """Compute a part of a prompt, for good; where that fails, the session starts over."""
@@ -173,19 +159,13 @@ class Session(AbstractContextManager["Session"]):
         return self.target.forward(tokens, self.caches, self._hooks)
 
     def commit(self, tokens: Sequence[int], rows: mx.array | None) -> None:
-        """Keep the positions of these tokens and those not cached yet; drop the rest.
-
-        ``rows`` are hidden states at these positions and perhaps more, [1, at least N, K·hidden].
-        """
+        """Keep the positions of these N tokens; ``rows`` are hidden states, [1, at least N, K·hidden]."""
         self.transaction.commit(self.transaction.uncached + len(tokens))
         self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
 
     @contextmanager
     def guarded(self) -> Iterator[Callable[[], None]]:
-        """Use the session for one continuation, which ends when another begins; no transaction is left open.
-
-        Yields a check for when the caller's code has run: ValueError if another continuation was started.
-        """
+        """Use the session for one continuation; the check raises ValueError once another starts."""
         self.transaction.abort()
         self._turn = turn = object()
 
@@ -218,6 +198,7 @@ class Session(AbstractContextManager["Session"]):
             self.drafter.start()
 
 
-def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
+def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Count the tokens that both begin with."""
     shorter = min(len(left), len(right))
     return next((index for index in range(shorter) if left[index] != right[index]), shorter)

@@ -1,13 +1,8 @@
 """Several sequences decoded together: caches merged after their prompts, and a transaction for all of them.
 
-Every sequence has its own position: new rows are written where that sequence ends, and each keeps its own
-number of a block's positions. Rows lie as in the single-sequence caches (position p of a plain layer in row
-p, of a sliding layer where `SlidingRing` has it), so a sequence enters and leaves the batch by a copy.
-Recurrent states are replayed with mlx-lm's own machinery for prompts of different lengths (a mask, and
-``lengths`` on the cache), projections being answered from the record as for a single sequence.
-
-Refused up front: mlx-lm's quantized and chunked caches, those that can only be put back, and recurrent
-families whose update does not take lengths.
+Every sequence has its own position and keeps its own number of a block's positions. Rows lie as in the
+caches of one sequence, so a sequence enters and leaves the batch by a copy. Refused up front: quantized and
+chunked caches, those that can only be put back, and recurrent families whose update does not take lengths.
 """
 
 from collections.abc import Sequence
@@ -20,7 +15,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, _BaseCache
 
 from engine.cache.coded import CodedKV
 from engine.cache.policy import RestoredKV
-from engine.cache.ring import SlidingRing, WindowedKV, whole_steps, widened
+from engine.cache.ring import SlidingRing, WindowedKV, layout, sees, whole_steps, widened
 from engine.cache.rollback import RecurrentRollback
 from engine.cache.transaction import TransactionBase, members_of
 from engine.errors import ModelError
@@ -35,35 +30,32 @@ MERGED = (KVCache, RestoredKV, WindowedKV, SlidingRing, ArraysCache)
 class RaggedKV(_BaseCache):
     """One layer's cache for S sequences: plain, or sliding with or without pinned entries."""
 
-    def __init__(self, keys: mx.array, values: mx.array, caches: Sequence[Any]) -> None:
-        """Use buffers [S, KV heads, rows, head dim] with the rows of ``caches``, one each."""
-        self.keys, self.values = keys, values
-        self.window, self.headroom, self.sink = _shape(caches[0])
+    def __init__(self, caches: Sequence[Any]) -> None:
+        """Copy the caches of one layer in different sequences, of one kind and none of them empty."""
+        if len({layout(cache) for cache in caches}) > 1:
+            raise ValueError("sequences of a batch need the same window, headroom and pinned entries")
+        self.window, self.headroom, self.sink = layout(caches[0])
         # Positions this far apart share a row of a ring; 0: none do.
-        self._turn = self.window + self.headroom if self.window and self.headroom else 0
+        self._turn = self.window + self.headroom if self.headroom else 0
         self.lengths = [int(cache.offset) for cache in caches]
         self._floors = [cache.floor if self._turn else 0 for cache in caches]
         self._starts: list[int] | None = None  # lengths at `begin`; None outside of a transaction
+        rows = self.sink + self._turn if self._turn else whole_steps(max(self.lengths))
+        self.keys = mx.concatenate([_fitted(cache.keys, rows) for cache in caches])  # [S, KV heads, rows, D]
+        self.values = mx.concatenate([_fitted(cache.values, rows) for cache in caches])
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> "RaggedKV":
-        """Copies of the caches of one layer in different sequences, of one kind and none of them empty."""
-        if len({_shape(cache) for cache in caches}) > 1:
-            raise ValueError("sequences of a batch need the same window, headroom and pinned entries")
-        is_ring = type(caches[0]) is SlidingRing
-        rows = caches[0].capacity if is_ring else whole_steps(max(int(cache.offset) for cache in caches))
-        keys = mx.concatenate([_fitted(cache.keys, rows) for cache in caches])
-        values = mx.concatenate([_fitted(cache.values, rows) for cache in caches])
-        return cls(keys, values, caches)
+        return cls(caches)
 
     def extract(self, row: int) -> KVCache | SlidingRing:
         length = self.lengths[row]
         keys, values = (mx.contiguous(each[row : row + 1]) for each in (self.keys, self.values))
-        if self.window is not None and self.headroom is not None:
+        if self.headroom:
             ring = SlidingRing(self.window, self.headroom, self.sink)
-            ring.state = keys, values, length, length, self._floors[row], None, *_shape(ring)
+            ring.state = keys, values, length, length, self._floors[row], None, *layout(ring)
             return ring
-        cache = KVCache() if self.window is None else WindowedKV(self.window, self.sink)  # type: ignore[no-untyped-call]
+        cache = WindowedKV(self.window, self.sink) if self.window else KVCache()  # type: ignore[no-untyped-call]
         cache.keys, cache.values, cache.offset = keys, values, length
         return cache
 
@@ -74,7 +66,7 @@ class RaggedKV(_BaseCache):
         self._floors = [self._floors[row] for row in rows]
 
     def begin(self, positions: int) -> None:
-        if self.headroom is not None and positions > self.headroom:
+        if self.headroom and positions > self.headroom:
             raise ValueError(f"{positions} pending positions do not fit the headroom of {self.headroom}")
         self._starts = self.lengths
 
@@ -107,12 +99,7 @@ class RaggedKV(_BaseCache):
             self._floors = [max(floor, length - self._turn) for floor, length in pairs]
         return self.keys[..., :rows, :], self.values[..., :rows, :]
 
-    def make_mask(
-        self,
-        N: int,  # noqa: N803 - the name models call it by
-        window_size: int | None = None,
-        return_array: bool = False,  # noqa: ARG002 - it always is one
-    ) -> mx.array:
+    def make_mask(self, N: int, window_size: int | None = None, **_: Any) -> mx.array:  # noqa: N803
         """Which rows N new queries of every sequence see, bool [S, 1, N, rows]."""
         query = (self.offset[:, None] + mx.arange(N))[:, None, :, None]  # [S, 1, N, 1]
         row = mx.arange(self._rows(N))
@@ -120,7 +107,7 @@ class RaggedKV(_BaseCache):
         if window is None:
             return row <= query
         if not self._turn:
-            return (row <= query) & ((row > query - window) | (row < self.sink))
+            return sees(query, row, window, self.sink)
         newest = query[:, :, -1:]
         position = newest - (newest - row) % self._turn
         seen = (position <= query) & (position > query - window) & (position >= self.sink)
@@ -145,21 +132,14 @@ class RaggedKV(_BaseCache):
 
     def size(self) -> int:
         longest = max(self.lengths)
-        return longest if self.window is None else min(longest, self.sink + self.window)
+        return min(longest, self.sink + self.window) if self.window else longest
 
     def empty(self) -> bool:
-        """Never: sequences join with their prompts."""
-        return False
+        return False  # sequences join with their prompts
 
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
-
-
-def _shape(cache: Any) -> tuple[int | None, int | None, int]:
-    if type(cache) is SlidingRing:
-        return cache.window, cache.headroom, cache.sink
-    return (cache.window, None, cache.sink) if type(cache) is WindowedKV else (None, None, 0)
 
 
 def _fitted(buffer: mx.array, rows: int) -> mx.array:
@@ -178,10 +158,7 @@ def refuse_single(model: Any, sequences: Sequence[Sequence[Any]]) -> None:
 
 
 def merge(model: Any, sequences: Sequence[Sequence[Any]]) -> list[Any]:
-    """Copies of the caches of sequences with the same headroom, prompts computed, as those of a batch.
-
-    ModelError where a layer's cache cannot be batched, ValueError where one is empty.
-    """
+    """Copy the caches of sequences, prompts computed; ModelError where a layer's cache cannot be batched."""
     refuse_single(model, sequences)
     return [_merged(layer) for layer in zip(*sequences, strict=True)]
 
@@ -204,26 +181,20 @@ def extract(caches: Sequence[Any], row: int) -> list[Any]:
 
 
 class BatchTransaction(TransactionBase):
-    """All caches of a batch, moved forward and back together."""
-
     def _rollback(self, member: Any) -> Any:
         return member if isinstance(member, RaggedKV) else super()._rollback(member)
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Keep the first ``kept[s]`` announced positions of sequence s; ValueError where that cannot be.
-
-        ModelError where a recurrent layer was updated by no module that was called with its cache.
-        """
+        """Keep the first ``kept[s]`` announced positions of sequence s; ValueError where that cannot be."""
         if self._open is None or not all(0 <= count <= self._open for count in kept):
             raise ValueError(f"cannot keep {list(kept)} of {self._open} positions")
-        ragged = [member for member, _ in self._pairs if isinstance(member, RaggedKV)]
+        ragged = [each for each in self._rollbacks if isinstance(each, RaggedKV)]
         if ragged and len(kept) != len(ragged[0].lengths):
             raise ValueError(f"{len(kept)} counts for {len(ragged[0].lengths)} sequences")
-        states = [rollback for rollback in self._rollbacks if isinstance(rollback, RecurrentRollback)]
-        if any(count < self._open for count in kept):
-            for state in states:
-                if not state.divide_rows(kept):
-                    raise ModelError("a recurrent layer changes its state where it cannot be replayed")
+        states = [each for each in self._rollbacks if isinstance(each, RecurrentRollback)]
+        partly = any(count < self._open for count in kept)
+        if partly and not all(state.divide_rows(kept) for state in states):
+            raise ModelError("a recurrent layer changes its state where it cannot be replayed")
         for state in states:
             state.commit(0)
         for member in ragged:

@@ -1,7 +1,4 @@
-"""Keys and values kept in a code, in the same places as plain ones.
-
-Each array of a code (`engine.cache.codecs`) is kept by a plain store: mlx-lm's growing cache, our ring, or
-their counterparts in batches and compiled blocks, which do the windows, rollback, merging and masks.
+"""Keys and values kept in a code, each of its arrays by a plain store, which has windows, rollback and masks.
 
 New rows are encoded before they are attended to, also those of the block itself: what a query sees of a
 position does not depend on how many came with it.
@@ -9,12 +6,13 @@ position does not depend on how many came with it.
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import _BaseCache
 
-from engine.cache.codecs.base import AttendedCodec, Codec, CodedRows, Parts
+from engine.cache.codecs.base import Codec, CodedRows, Parts
+from engine.cache.ring import Mask
 
 MakeCodec = Callable[[int], Codec]
 
@@ -23,7 +21,7 @@ class CodedKV(_BaseCache):
     def __init__(self, code: str, make: MakeCodec, stores: Sequence[Any], *, attended: bool) -> None:
         self.code = code  # codes of one name are the same
         self.stores = list(stores)  # plain caches of one kind, one for each array of the code
-        self.attended = attended  # attention reads an `AttendedCodec`, not a decoded copy
+        self.attended = attended  # attention reads the codes, not a decoded copy
         self._make = make  # from a head dimension; ConfigurationError where there is no code for it
         self._codecs: tuple[Codec, Codec] | None = None  # of keys and of values, once their widths are known
         self._dtype = mx.float32
@@ -58,19 +56,11 @@ class CodedKV(_BaseCache):
         return self._read(codec_k, seen_k), self._read(codec_v, seen_v)
 
     def _read(self, codec: Codec, parts: Parts) -> Any:
-        if self.attended:
-            return CodedRows(cast(AttendedCodec, codec), parts)
-        return codec.decode(parts, self._dtype)
+        return CodedRows(codec, parts) if self.attended else codec.decode(parts, self._dtype)
 
-    def make_mask(
-        self,
-        N: int,  # noqa: N803 - the name models call it by
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> mx.array | str | None:
-        mask: mx.array | str | None = self.stores[0].make_mask(
-            N, window_size=window_size, return_array=return_array
-        )
+    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Mask:  # noqa: N803
+        given = {"window_size": window_size, "return_array": return_array}
+        mask: Mask = self.stores[0].make_mask(N, **given)
         return mask
 
     def extract(self, row: int) -> "CodedKV":
@@ -90,9 +80,8 @@ class CodedKV(_BaseCache):
         if self.empty() or self._codecs is None:
             return None, None
         parts = zip(*(store.keys_and_values() for store in self.stores), strict=True)
-        keys, values = (
-            codec.decode(part, self._dtype) for codec, part in zip(self._codecs, parts, strict=True)
-        )
+        pairs = zip(self._codecs, parts, strict=True)
+        keys, values = (codec.decode(part, self._dtype) for codec, part in pairs)
         return keys, values
 
     @property  # type: ignore[misc]  # mlx-lm's can be set; coded caches are not saved

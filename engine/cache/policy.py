@@ -16,7 +16,7 @@ from engine.cache.codecs.affine import Affine, Rotated
 from engine.cache.codecs.base import Codec
 from engine.cache.codecs.lattice import LatticeCompat, LatticePacked
 from engine.cache.coded import CodedKV
-from engine.cache.ring import SlidingRing, WindowedKV
+from engine.cache.ring import SlidingRing, WindowedKV, layout
 from engine.errors import ConfigurationError
 from evidence_format import policies
 
@@ -55,8 +55,6 @@ class RestoredKV(KVCache):
 
 
 class KVPolicy(policies.KVPolicy):
-    """A policy that makes caches; `parse_policy` makes it."""
-
     @property
     def attended(self) -> bool:
         return self.coded and CODES[self.kind].attended
@@ -86,15 +84,11 @@ class KVPolicy(policies.KVPolicy):
         else:
             chosen = sorted(self.numbers)
             if odd := [layer for layer in chosen if layer not in attending]:
-                raise ConfigurationError(
-                    f"--kv {self.spec}: layer {odd[0]} is no attention layer with a cache of its own; "
-                    f"those of this model are {', '.join(map(str, attending))}"
-                )
+                text = f"--kv {self.spec}: layer {odd[0]} is no attention layer with a cache of its own"
+                raise ConfigurationError(f"{text}; those of this model are {', '.join(map(str, attending))}")
         if self.source is not None and (odd := [layer for layer in chosen if layer in sliding]):
-            raise ConfigurationError(
-                f"--kv {self.spec}: layer {odd[0]} slides and evicts nothing that could be restored; "
-                "use @full"
-            )
+            text = f"layer {odd[0]} slides and evicts nothing that could be restored; use @full"
+            raise ConfigurationError(f"--kv {self.spec}: {text}")
         if not chosen:
             raise ConfigurationError(f"--kv {self.spec} applies to no layer of this model; use --kv native")
         return chosen
@@ -116,7 +110,6 @@ NATIVE = KVPolicy()
 
 
 def parse_policy(text: str, option: str = "--kv") -> KVPolicy:
-    """What the text of an option says; ConfigurationError where it is no policy."""
     try:
         read = policies.parse_policy(text)
     except policies.PolicyFault as fault:
@@ -138,6 +131,4 @@ def _with_rings(cache: Any, headroom: int) -> Any:
 
 
 def _like(cache: Any) -> Any:
-    if type(cache) is SlidingRing:
-        return SlidingRing(cache.window, cache.headroom, cache.sink)
-    return KVCache()  # type: ignore[no-untyped-call]
+    return SlidingRing(*layout(cache)) if type(cache) is SlidingRing else KVCache()  # type: ignore[no-untyped-call]

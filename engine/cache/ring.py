@@ -1,14 +1,13 @@
 """Sliding-window keys and values that can be rolled back exactly, also after the window has wrapped.
 
-mlx-lm's `RotatingKVCache` overwrites entries the next query still sees, so after a wrap nothing can come
-back. This ring has ``headroom`` spare rows: what a block overwrites had left the window before it came.
+mlx-lm's `RotatingKVCache` overwrites entries the next query still sees. This ring has ``headroom`` spare
+rows: what a block overwrites had left the window before it came. A rollback is a smaller number.
 
     row of position p:   p                              for p < sink (pinned for good)
                          sink + (p - sink) mod M        otherwise, M = window + headroom
 
-A rollback is a smaller number, and nothing ever moves. Keys are rotated already, so their order does not
-matter to attention. A query at q sees positions p ≤ q with p > q - window or p < sink, also inside a block,
-where mlx-lm's `RotatingKVCache(keep=k)` hides pinned entries from all but the first query.
+A query at q sees positions p ≤ q with p > q - window or p < sink, also inside a block, where mlx-lm's
+`RotatingKVCache(keep=k)` hides pinned entries from all but the first query.
 """
 
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, _BaseCache
 
 STEP = 256  # rows by which buffers grow that have no bound
+Mask = mx.array | str | None  # as mlx-lm's `create_attention_mask` gives it, for a number of queries called N
 
 
 def widened(buffer: mx.array | None, rows: int, like: mx.array) -> mx.array:
@@ -32,6 +32,19 @@ def whole_steps(rows: int) -> int:
     return -(-rows // STEP) * STEP
 
 
+def layout(cache: Any) -> tuple[int, ...]:
+    """Window, headroom and pinned positions of a cache; 0 for none."""
+    if type(cache) is SlidingRing:
+        return cache.window, cache.headroom, cache.sink
+    return (cache.window, 0, cache.sink) if type(cache) is WindowedKV else (0, 0, 0)
+
+
+def sees(query: mx.array, row: mx.array, window: int, sink: int) -> mx.array:
+    """Whether queries see rows, both given by position."""
+    recent = row > query - window
+    return (row <= query) & (recent | (row < sink) if sink else recent)
+
+
 class WindowedKV(KVCache):
     """A sliding layer that keeps all positions: the mask alone hides what has left the window."""
 
@@ -39,20 +52,13 @@ class WindowedKV(KVCache):
         super().__init__()  # type: ignore[no-untyped-call]
         self.window, self.sink = window, sink
 
-    def make_mask(
-        self,
-        N: int,  # noqa: N803 - the name models call it by
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> mx.array | str | None:
+    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Mask:  # noqa: N803
         """Mask [N, offset + N] for N new queries; a query at q sees p ≤ q with p > q - window or p < sink."""
         window, end = min(window_size or self.window, self.window), self.offset + N
         if end <= window + self.sink:
-            plain: mx.array | str | None = super().make_mask(N, window_size=None, return_array=return_array)  # type: ignore[no-untyped-call]
+            plain: Mask = super().make_mask(N, window_size=None, return_array=return_array)  # type: ignore[no-untyped-call]
             return plain
-        query, row = mx.arange(self.offset, end)[:, None], mx.arange(end)[None]
-        recent = row > query - window
-        return (row <= query) & (recent | (row < self.sink) if self.sink else recent)
+        return sees(mx.arange(self.offset, end)[:, None], mx.arange(end)[None], window, self.sink)
 
     @property
     def state(self) -> Any:
@@ -64,17 +70,11 @@ class WindowedKV(KVCache):
 
 
 class SlidingRing(_BaseCache):
-    """One sliding layer of a single sequence.
-
-    ``window`` counts the query itself but not the ``sink`` pinned positions: mlx-lm's ``max_size - keep``.
-    ``headroom`` is the most positions that may be pending at once.
-    """
-
     def __init__(self, window: int, headroom: int, sink: int = 0) -> None:
+        """``window`` counts the query, not the pinned positions; ``headroom`` is the most to be pending."""
         if window < 1 or headroom < 1 or sink < 0:
-            raise ValueError(
-                f"window {window} and headroom {headroom} must be positive, sink {sink} not less"
-            )
+            text = f"window {window} and headroom {headroom} must be positive, sink {sink} not less"
+            raise ValueError(text)
         self.window, self.headroom, self.sink = window, headroom, sink
         self.offset = 0  # positions seen in all; the absolute position of the next one
         self.keys: mx.array | None = None
@@ -86,8 +86,6 @@ class SlidingRing(_BaseCache):
         self._before: tuple[int, tuple[mx.array, mx.array] | None] = (0, None)  # the two others at `begin`
         self._promised = 0  # positions announced to `begin`
         self._tables: dict[int, mx.array] = {}
-
-    # --- transaction -------------------------------------------------------------------------------
 
     def begin(self, positions: int) -> None:
         if self._pending is not None:
@@ -124,8 +122,6 @@ class SlidingRing(_BaseCache):
         if count:
             self._chunk = None
 
-    # --- for engines without transactions ---------------------------------------------------------------
-
     def is_trimmable(self) -> bool:
         return self._pending is None
 
@@ -133,14 +129,10 @@ class SlidingRing(_BaseCache):
         """Forget up to ``n`` positions and return how many; ValueError where rows to be seen are gone."""
         count = min(n, self.offset)
         if self._pending is not None or not self.rewindable(count):
-            raise ValueError(
-                f"cannot trim {count} of {self.offset} positions: "
-                f"the ring takes back {self.headroom} of them outside a transaction"
-            )
+            bound = f"the ring takes back {self.headroom} of them outside a transaction"
+            raise ValueError(f"cannot trim {count} of {self.offset} positions: {bound}")
         self.rewind(count)
         return count
-
-    # --- what a model's layer calls -----------------------------------------------------------------
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append rows [1, KV heads, N, head dim]; return the rows that `make_mask` describes."""
@@ -159,12 +151,7 @@ class SlidingRing(_BaseCache):
             return self.keys, self.values
         return self.keys[..., :rows, :], self.values[..., :rows, :]
 
-    def make_mask(
-        self,
-        N: int,  # noqa: N803 - the name models call it by
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> mx.array | str | None:
+    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Mask:  # noqa: N803
         """Mask [N, rows] for N new queries over the rows `update_and_fetch` will return (True: visible)."""
         window = min(window_size or self.window, self.window)
         end = self.offset + N
@@ -175,9 +162,13 @@ class SlidingRing(_BaseCache):
             return causal
         if self.headroom + 1 < N:
             return self._long_mask(N, window)
-        rows = min(end, self.capacity)
+        return self.turned_mask(N, min(end, self.capacity), window)
+
+    def turned_mask(self, new: int, rows: int, window: int) -> mx.array:
+        """Mask [new, rows] over the buffer's first rows, for at most headroom + 1 queries."""
+        end = self.offset + new
         start = self._turn - 1 - (end - 1 - self.sink) % self._turn
-        table = self._table(window)[-N:, start : start + rows - self.sink]
+        table = self._table(window)[-new:, start : start + rows - self.sink]
         if not self.sink:
             return table
         pinned = mx.arange(self.sink) <= mx.arange(self.offset, end)[:, None]
@@ -189,16 +180,6 @@ class SlidingRing(_BaseCache):
         self._began, self._chunk = self.offset, None
         self.offset += count
 
-    def turned_mask(self, new: int) -> mx.array:
-        """Mask [new, capacity] for ``new`` queries over the whole buffer, once it is full."""
-        start = self._turn - 1 - (self.offset + new - 1 - self.sink) % self._turn
-        table = self._table(self.window)[-new:, start : start + self._turn]
-        return (
-            table if not self.sink else mx.concatenate([mx.ones((new, self.sink), mx.bool_), table], axis=1)
-        )
-
-    # --- where rows are -----------------------------------------------------------------------------
-
     @property
     def _turn(self) -> int:
         """Positions this far apart share a row."""
@@ -209,7 +190,7 @@ class SlidingRing(_BaseCache):
         return self.sink + self._turn
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Rows of positions [start, stop) in their order, as ranges of rows."""
+        """Where positions [start, stop) are, in their order, as ranges of rows."""
         while start < stop:
             row = start if start < self.sink else self.sink + (start - self.sink) % self._turn
             length = min(stop - start, self.capacity - row)
@@ -237,10 +218,10 @@ class SlidingRing(_BaseCache):
         return self._read(buffer, 0, pinned) + self._read(buffer, recent, self.offset)
 
     def _table(self, window: int) -> mx.array:
-        """What a query sees of the ring, by the age of a row; slices of it are the masks of all offsets.
+        """What a query sees of the ring, [headroom + 1, 2·M - 1]; slices of it are the masks of all offsets.
 
-        [headroom + 1, 2·M - 1]. Row -1-i is the i-th query from the last. Column c is for the row whose
-        newest position is (M-1-c) mod M positions older than the last query.
+        Row -1-i is the i-th query from the last. Column c is for the row whose newest position is (M-1-c) mod
+        M positions older than the last query.
         """
         if window not in self._tables:
             age = (self._turn - 1 - mx.arange(2 * self._turn - 1)) % self._turn
@@ -248,10 +229,8 @@ class SlidingRing(_BaseCache):
             self._tables[window] = (since >= 0) & (since < window)
         return self._tables[window]
 
-    # --- chunks longer than the headroom ----------------------------------------------------------------
-
     def _is_long(self, new: int) -> bool:
-        """Whether they would overwrite what their own first query sees."""
+        """Whether new rows would overwrite what their own first query sees."""
         return new > self.headroom + 1 and self.offset + new > self.capacity
 
     def _replace(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -277,10 +256,7 @@ class SlidingRing(_BaseCache):
         pinned = min(self.sink, self.offset)
         recent = max(self.offset - self.window + 1, pinned) if self._is_long(new) else pinned
         held = mx.concatenate([mx.arange(pinned), mx.arange(recent, end)])[None]
-        query = mx.arange(self.offset, end)[:, None]
-        return (held <= query) & ((held > query - window) | (held < self.sink))
-
-    # --- what mlx-lm and accounting ask ----------------------------------------------------------------
+        return sees(mx.arange(self.offset, end)[:, None], held, window, self.sink)
 
     @property
     def state(self) -> Any:
@@ -303,15 +279,13 @@ class SlidingRing(_BaseCache):
         start = max(first - self.window + 1, self.floor, pinned)
         start = min(start, max(self.offset - self.window + 1, pinned))  # rewritten below the floor
         keys, values = (
-            [*self._read(buffer, 0, pinned), *self._read(buffer, start, self.offset)]
+            mx.concatenate([buffer[..., :pinned, :], *self._read(buffer, start, self.offset)], axis=2)
             for buffer in (self.keys, self.values)
         )
-        if not keys:
-            return self.keys[..., :0, :], self.values[..., :0, :]
-        return mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
+        return keys, values
 
     def release(self) -> None:
-        """Drop the rows of a long chunk, which no ``nbytes`` counts, before the next update does."""
+        """Drop the rows of a long chunk, which no ``nbytes`` counts."""
         self._chunk = None
 
     def size(self) -> int:

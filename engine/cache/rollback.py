@@ -1,16 +1,12 @@
 """How each kind of cache goes back to fewer positions: one rollback for each cache.
 
-Recurrent states (gated delta, state space, short convolution) cannot be trimmed. The old state is put back,
-and mlx-lm's own update is run again on the positions that are kept. Projections, nearly all of the cost,
-treat positions one by one: the first run's outputs are given back, so that no weight is read twice.
+Recurrent states cannot be trimmed. The old state is put back, and mlx-lm's own update is run again on the
+positions that are kept: mixer(x), recorded, then mixer(x[:k]). Projections, nearly all of the cost, treat
+positions one by one: they are answered from the record, so that no weight is read twice.
 
-    first run (n positions)    mixer(x)      → state n     x and the projections' outputs are recorded
-    replay    (k positions)    mixer(x[:k])  → state k     the same code, projections answered from the record
-
-Nothing of mlx-lm is patched. Instances of modules that are given a cache, and of the projections inside them,
-get a class derived from theirs; the last user of a model to close restores it. Decoder layers are left alone
-(hidden states are read from them). A module that keeps a state outside its cache object, or changes another
-cache as well, is not covered.
+Nothing of mlx-lm is patched: instances of modules that are given a cache, and projections inside them, get
+a class derived from theirs, until the last user of the model closes. Decoder layers are left alone (hidden
+states are read from them). A module that keeps a state outside its cache, or changes another, is not covered.
 """
 
 import inspect
@@ -39,7 +35,6 @@ class Rollback:
         self._start: int | None = None
 
     def begin(self, positions: int) -> None:  # noqa: ARG002 - such a cache grows without limit
-        """Exactly ``positions`` rows follow."""
         self._start = self._cache.offset
 
     def divide(self, kept: int) -> bool:  # noqa: ARG002 - rows are independent of each other
@@ -47,7 +42,6 @@ class Rollback:
         return True
 
     def commit(self, dropped: int) -> None:
-        """Forget the last ``dropped`` rows, keep the others for good."""
         if dropped:
             self._cache.trim(dropped)
         self._start = None
@@ -68,10 +62,7 @@ class Rollback:
 
 
 class SnapshotRollback(Rollback):
-    """Any other cache: it is put back as it was, and the caller feeds what it keeps once more.
-
-    The first write after `begin` copies an array: a round costs the size of the cache, not of the block.
-    """
+    """Any other cache is put back as it was; a round costs the size of the cache, not of the block."""
 
     _snapshot: "Snapshot | None" = None
 
@@ -93,7 +84,7 @@ class SnapshotRollback(Rollback):
         return count == 0
 
     def rewind(self, count: int) -> None:
-        """Nothing to do for the only count that is rewindable."""
+        """Do nothing for 0, the only count that is rewindable."""
 
 
 class RecurrentRollback(SnapshotRollback):
@@ -102,28 +93,24 @@ class RecurrentRollback(SnapshotRollback):
     def __init__(self, cache: Any, wiring: "Wiring") -> None:
         super().__init__(cache)
         self._wiring = wiring
-        self._before: list[Any] = []  # the arrays at `begin`, to see which ones are replaced
-        self.positions = 0  # of the block being recorded; 0: not recording
-        self.calls: list[_Call] = []
+        self._record(0)
         wiring.recording[id(cache)] = self  # the cache lives as long: it is known by its id
+
+    def _record(self, positions: int, before: Sequence[Any] = ()) -> None:
+        self.positions = positions  # of the block being recorded; 0: not recording
+        self.calls: list[_Call] = []
+        self._before = before  # the arrays at `begin`, to see which ones are replaced
 
     def begin(self, positions: int) -> None:
         super().begin(positions)
-        self._before = list(self._cache.cache)
-        self.positions, self.calls = positions if positions > 1 else 0, []
+        self._record(positions if positions > 1 else 0, list(self._cache.cache))
 
     def divide(self, kept: int) -> bool:
-        """Run the recorded calls on ``kept`` positions of the old state.
-
-        False where a call cannot be cut, or something else changed the state; `abort` is to follow then.
-        """
+        """Run the recorded calls on ``kept`` positions; False, to be followed by `abort`, where it cannot."""
         return self._replayed([call.cut(kept) for call in self.calls], kept)
 
     def divide_rows(self, kept: Sequence[int]) -> bool:
-        """Run all positions, those behind ``kept[s]`` of sequence s masked and cut off by ``lengths``.
-
-        That is what mlx-lm does with prompts of different lengths. A module that takes no mask cannot.
-        """
+        """Run all positions, those behind ``kept[s]`` masked, as mlx-lm does with ragged prompts."""
         if self._snapshot is None:
             return False
         if not self.positions:  # of a single position: the new state or the old one
@@ -160,11 +147,11 @@ class RecurrentRollback(SnapshotRollback):
         return all(then is before or now is not old for before, then, old, now in slots)
 
     def commit(self, dropped: int) -> None:
-        self.positions, self.calls, self._before = 0, [], []
+        self._record(0)
         super().commit(dropped)
 
     def abort(self) -> None:
-        self.positions, self.calls, self._before = 0, [], []
+        self._record(0)
         super().abort()
 
 
@@ -188,7 +175,7 @@ class Snapshot:
         return sum(leaf.nbytes for leaf in leaves.values() if isinstance(leaf, mx.array | Snapshot))
 
     def restore(self) -> Any:
-        """Give the object its attributes back, any number of times; returns the object."""
+        """Give the cache its attributes back, any number of times; return it."""
         vars(self._cache).clear()
         vars(self._cache).update(tree_map(_copied, self._attributes))
         return self._cache
@@ -261,7 +248,7 @@ class _Call:
 
 
 class Wiring:
-    """The modules of one model that have been given listening classes; shared by all its users."""
+    """The modules of one model that listen; shared by all its users."""
 
     def __init__(self) -> None:
         self.recording: dict[int, RecurrentRollback] = {}  # by the id of the cache
@@ -271,12 +258,10 @@ class Wiring:
     @classmethod
     def of(cls, model: Any) -> "Wiring":
         """The wiring of a model, installed at its first use; empty if no module is called with a cache."""
-        mixers = []
-        for mixer in _mixers(model):
-            found = type(mixer).__dict__.get("cache_wiring")
-            if isinstance(found, Wiring):
+        mixers = list(_mixers(model))
+        for mixer in mixers:
+            if isinstance(found := type(mixer).__dict__.get("cache_wiring"), Wiring):
                 return found
-            mixers.append(mixer)
         wiring = cls()
         for mixer in mixers:
             wiring._wire(mixer, wiring._listening(type(mixer)))
@@ -286,7 +271,6 @@ class Wiring:
         return wiring
 
     def release(self, caches: Sequence[Any]) -> None:
-        """Stop listening to caches; after the last one the modules get their classes back."""
         for cache in caches:
             self.recording.pop(id(cache), None)
         if not self.recording:

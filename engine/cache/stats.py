@@ -14,10 +14,8 @@ from engine.cache.ring import SlidingRing, WindowedKV
 
 @dataclass(frozen=True)
 class VisibleRows:
-    """Rows of one attention layer, decoded: keys and values [1, KV heads, n, D] at ascending positions."""
-
-    positions: list[int]
-    keys: mx.array
+    positions: list[int]  # ascending
+    keys: mx.array  # [1, KV heads, n, D], decoded
     values: mx.array
 
 
@@ -47,15 +45,14 @@ def _visible(length: int, window: int, sink: int) -> list[int]:
 
 @dataclass(frozen=True)
 class KVUse:
-    """What coded layers store: their numbers, keys' and values' numbers, and bytes without free rows."""
+    """What coded layers store."""
 
     layers: tuple[int, ...]
-    values: int
-    nbytes: int
+    values: int  # of keys and values together
+    nbytes: int  # without free rows
 
 
 def kv_use(caches: Sequence[Any]) -> KVUse | None:
-    """What the coded layers among the caches store; None where there are none."""
     coded = {layer: cache for layer, cache in enumerate(caches) if type(cache) is CodedKV}
     values = nbytes = 0
     for cache in coded.values():
@@ -71,16 +68,13 @@ def kv_use(caches: Sequence[Any]) -> KVUse | None:
 
 
 def kept_positions(caches: Sequence[Any]) -> int | None:
-    """The most positions that the next query sees in a layer with a window: our ring, mlx-lm's, or a batch.
-
-    That is what a bounding policy bounds, and what a model's own window does. None without such layers.
-    """
+    """The most positions that the next query sees in a layer with a window; None without such layers."""
     seen = []
     for cache in caches:
         if type(cache) in {SlidingRing, WindowedKV}:
             seen.append(len(_visible(cache.offset, cache.window, cache.sink)))
         elif type(cache) is RotatingKVCache:
             seen.append(len(_visible(cache.offset, cache.max_size - cache.keep, cache.keep)))
-        elif type(cache) is RaggedKV and cache.window is not None:
+        elif type(cache) is RaggedKV and cache.window:
             seen += [len(_visible(length, cache.window, cache.sink)) for length in cache.lengths]
     return max(seen, default=None)

@@ -1,10 +1,8 @@
 """Caches as a compiled forward sees them: buffers of a fixed size; places and masks come from outside.
 
-A graph that is compiled once must not know how many positions are held, so nothing in it has a shape or a
-constant that depends on it: new rows are written at a given place, and attention goes over somewhat more
-rows than are held, with a given mask, which hides what is free, stale or out of the window. The caches
-here are made from the caches for one forward, and what they hold is read back into them. Masks are slices of
-tables made once.
+A graph that is compiled once must not know how many positions are held: new rows are written at a given
+place, and attention goes over somewhat more rows than are held, with a given mask. The caches here are made
+for one forward, and what they hold is read back. Masks are slices of tables made once.
 """
 
 from collections.abc import Sequence
@@ -16,14 +14,15 @@ from mlx_lm.models.cache import KVCache
 
 from engine.cache.coded import CodedKV
 from engine.cache.policy import RestoredKV
-from engine.cache.ring import SlidingRing, WindowedKV, whole_steps, widened
+from engine.cache.ring import SlidingRing, WindowedKV, layout, whole_steps, widened
 from engine.device import launch
 
 FINEST = 64  # rows by which attention widens, at the beginning
 TABLES = 128  # mask tables kept
 
+# What a forward of N positions is told: offset [1], places of the new rows [N], mask [N, attended rows].
+# It is the same for caches of one `layout` and size.
 Entry = tuple[mx.array, mx.array, mx.array]
-"""What a forward of N positions is told: offset [1], places of the new rows [N], mask [N, attended rows]."""
 
 
 class TracedKV:
@@ -43,13 +42,8 @@ class TracedKV:
         self.keys = mx.slice_update(self.keys, keys, self.offset, axes=[2])
         self.values = mx.slice_update(self.values, values, self.offset, axes=[2])
 
-    def make_mask(
-        self,
-        N: int,  # noqa: ARG002, N803 - the mask was made for it; the name models call it by
-        window_size: int | None = None,  # noqa: ARG002 - the cache's own, which decides
-        return_array: bool = False,  # noqa: ARG002 - it always is one
-    ) -> mx.array:
-        """Which of the buffers' first rows N new queries see, bool [N, rows]."""
+    def make_mask(self, *_: Any, **__: Any) -> mx.array:
+        """Which of the buffers' first rows the queries of this forward see, bool [N, rows]."""
         return self._mask
 
 
@@ -61,12 +55,8 @@ class TracedRing(TracedKV):
         self.values[:, :, self._places] = values
 
 
-STAND_INS: dict[type, type[TracedKV]] = {
-    KVCache: TracedKV,
-    RestoredKV: TracedKV,
-    WindowedKV: TracedKV,
-    SlidingRing: TracedRing,
-}
+STAND_INS: dict[type, type[TracedKV]] = dict.fromkeys((KVCache, RestoredKV, WindowedKV), TracedKV)
+STAND_INS[SlidingRing] = TracedRing
 
 
 def traceable(caches: Sequence[Any]) -> bool:
@@ -79,19 +69,12 @@ def stores_of(caches: Sequence[Any]) -> list[Any]:
 
 
 def stood_in(caches: Sequence[Any], stand_ins: Sequence[TracedKV]) -> list[Any]:
-    """What a model is run on: traced caches of `stores_of`, those of a coded cache under its code."""
+    """Put traced caches in the places of `stores_of`, those of a coded cache under its code."""
     given = iter(stand_ins)
     return [
         cache.over([next(given) for _ in cache.stores]) if type(cache) is CodedKV else next(given)
         for cache in caches
     ]
-
-
-def layout(cache: Any) -> tuple[int, ...]:
-    """Caches of one layout and size are told the same by `entry`."""
-    if type(cache) is SlidingRing:
-        return cache.window, cache.headroom, cache.sink
-    return (cache.window, cache.sink) if type(cache) is WindowedKV else ()
 
 
 def reserve(cache: Any, new: int) -> bool:
@@ -108,7 +91,6 @@ def reserve(cache: Any, new: int) -> bool:
 
 
 def entry(cache: Any, new: int) -> Entry:
-    """What a forward of ``new`` positions on a cache with free rows has to be told."""
     offset, rows = cache.offset, min(_wide(cache.offset + new), cache.keys.shape[2])
     if type(cache) is SlidingRing:
         places = mx.array(
@@ -129,12 +111,11 @@ def appended(cache: Any, count: int, written: int) -> None:
 
 def _mask(cache: Any, new: int, rows: int) -> mx.array:
     """Mask [new, rows] of a cache; ``rows`` are all of a ring's once it has wrapped."""
-    offset, *shape = cache.offset, *layout(cache)
-    window, sink = (shape[0], shape[-1]) if shape else (None, 0)
-    if offset + new <= rows:  # nothing has wrapped: position p is in row p
-        mask = _band(rows, new, window)[:, rows - offset : 2 * rows - offset]
-    else:
-        mask = cache.turned_mask(new)
+    offset, (window, _, sink) = cache.offset, layout(cache)
+    if offset + new > rows:
+        mask: mx.array = cache.turned_mask(new, rows, window)
+        return mask
+    mask = _band(rows, new, window)[:, rows - offset : 2 * rows - offset]  # position p is in row p
     if not sink:
         return mask
     query, row = mx.arange(offset, offset + new)[:, None], mx.arange(rows)[None]
@@ -142,11 +123,11 @@ def _mask(cache: Any, new: int, rows: int) -> mx.array:
 
 
 @lru_cache(maxsize=TABLES)
-def _band(rows: int, new: int, window: int | None) -> mx.array:
+def _band(rows: int, new: int, window: int) -> mx.array:
     """[new, 2·rows]; columns [rows - offset, 2·rows - offset) are the mask over rows in order of position."""
     ahead = mx.arange(-rows, rows)[None] - mx.arange(new)[:, None]
     table = ahead <= 0
-    if window is not None:
+    if window:
         table = table & (ahead > -window)
     launch(table)  # not waited for: drafts may be on their way
     return table

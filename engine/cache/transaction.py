@@ -1,16 +1,8 @@
 """begin(n) → the verify forward appends n positions → commit(k) keeps the first k: for all layers at once.
 
-How each kind of cache goes back (`engine.cache.rollback`):
-
-    plain, quantized and chunked keys and values    trimmed
-    sliding window, with or without pinned entries  our ring: a block overwrites nothing it may bring back
-    recurrent state (`ArraysCache`)                 old state, then mlx-lm's update replayed on k positions
-    `CacheList`, coded keys and values              their members and stores, each in its own way
-    anything else                                   put back as it was, and the k tokens are **uncached**
-
-Uncached tokens are committed, but no cache holds them. The caller puts them in front of the next forward;
-`begin` and `commit` count them. Keeping a whole block leaves none, so a forward without drafts clears them.
-All layers have the same ones. Nothing here waits for the device.
+`engine.cache.rollback` has how each kind of cache goes back. One that can only be put back as it was leaves
+the k tokens **uncached**: committed, but held by no cache. The caller puts them in front of the next forward;
+`begin` and `commit` count them. Nothing here waits for the device.
 """
 
 from collections import Counter
@@ -39,17 +31,14 @@ class Mark:
 
 
 class TransactionBase:
-    """What transactions of one sequence and of a batch have in common."""
-
     def __init__(self, model: Any, caches: Sequence[Any]) -> None:
         """Listen to the model's modules, until `close`, where a state can only go back by a replay."""
         self.caches = list(caches)
-        members = list({id(member): member for cache in caches for member in members_of(cache)}.values())
-        self._recurrent = [member for member in members if type(member) is ArraysCache]
-        self._wiring = Wiring.of(model) if self._recurrent else None
+        members = {id(member): member for cache in caches for member in members_of(cache)}.values()
+        self._members = list(members)
+        self._wiring = Wiring.of(model) if ArraysCache in map(type, members) else None
         self._rollbacks = [self._rollback(member) for member in members]
-        self._pairs = list(zip(members, self._rollbacks, strict=True))
-        bounds = [member.headroom for member in members if getattr(member, "headroom", None) is not None]
+        bounds = [member.headroom for member in members if getattr(member, "headroom", 0)]
         # The most positions `begin` takes, those of uncached tokens included; None: any number.
         self.open_positions: int | None = min(bounds, default=None)
         self.uncached = 0  # committed tokens that no cache holds
@@ -65,9 +54,8 @@ class TransactionBase:
         if self._open is not None:
             raise ValueError("a transaction is already open")
         if positions <= self.uncached:
-            raise ValueError(
-                f"{positions} positions do not suffice for {self.uncached} uncached tokens and a new one"
-            )
+            text = f"{positions} positions do not suffice for {self.uncached} uncached tokens and a new one"
+            raise ValueError(text)
         self._open = positions
         try:
             for rollback in self._rollbacks:
@@ -77,7 +65,6 @@ class TransactionBase:
             raise
 
     def abort(self) -> None:
-        """Restore the state of `begin`, if a transaction is open."""
         if self._open is not None:
             for rollback in self._rollbacks:
                 rollback.abort()
@@ -96,10 +83,10 @@ class TransactionBase:
             raise ValueError("a transaction is open")
 
     def close(self) -> None:
-        """Abort what is open and give the model's modules their classes back. Closing twice does nothing."""
+        """Abort what is open and give the model's modules their classes back; idempotent."""
         self.abort()
         if self._wiring is not None:
-            self._wiring.release(self._recurrent)
+            self._wiring.release(self._members)
             self._wiring = None
 
 
@@ -122,11 +109,11 @@ class Transaction(TransactionBase):
         self._open = None
 
     def settle(self) -> None:
-        """A forward outside of any transaction was built, behind the uncached tokens if there were any."""
+        """A forward outside of any transaction was built, behind the uncached tokens."""
         self.uncached = 0
-        for member, _ in self._pairs:
-            if type(member) is SlidingRing:
-                member.release()
+        for rollback in self._rollbacks:
+            if type(rollback) is SlidingRing:
+                rollback.release()
 
     def rewind(self, count: int) -> bool:
         """Forget the last ``count`` committed tokens; False, and no change, where a layer no longer can."""
@@ -142,8 +129,8 @@ class Transaction(TransactionBase):
     def mark(self) -> Mark:
         if self._open is not None or self.uncached:
             raise ValueError("a mark is set between transactions, where nothing is uncached")
-        kept = [None if type(rollback) is Rollback else Snapshot(member) for member, rollback in self._pairs]
-        return Mark(tuple(kept))
+        pairs = zip(self._members, self._rollbacks, strict=True)
+        return Mark(tuple(None if type(back) is Rollback else Snapshot(member) for member, back in pairs))
 
     def back_to(self, mark: Mark, count: int) -> None:
         self._refuse_open()
@@ -172,6 +159,6 @@ def new_caches(model: Any, headroom: int, policy: KVPolicy = NATIVE) -> list[Any
 
 
 def resident(caches: Sequence[Any]) -> tuple[dict[str, int], int]:
-    """Class names with their counts, and the sum of ``nbytes``, of the caches as they are now."""
+    """Class names with their counts, and the sum of ``nbytes``, of the caches."""
     counts = Counter(type(cache).__name__ for cache in caches)
     return dict(sorted(counts.items())), sum(int(cache.nbytes) for cache in caches)

@@ -18,7 +18,7 @@ def command() -> None:
 @command.command("projector")
 @option("--model", "Folder of the target [default: shipped].", type=PATH)
 @option("--drafter", "Folder of its DFlash drafter [default: the shipped target's].", type=PATH)
-@option("--out", "Folder to write.", type=PATH, required=True, metavar="FOLDER")
+@option("--out", "Folder to write; it may hold a projector.", type=PATH, required=True, metavar="FOLDER")
 @option("--layers", "Layers to restore, as behind --kv …@.", "full")
 @option("--sink", "First positions, which stay.", 4)
 @option("--window", "Newest positions, which stay.", 64)

@@ -13,8 +13,6 @@ from engine.target.model import Target
 
 @dataclass(frozen=True)
 class Draft:
-    """Drafted tokens, and the distributions they were drawn from."""
-
     tokens: mx.array  # int32 [n], not evaluated yet; n may be less than was asked for, also 0
     # float32 [n, V]; token i was drawn from q[i], given those before. None: chosen, counts as certain.
     q: mx.array | None = None

@@ -85,7 +85,6 @@ class BlockDrafter:
         return back
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
-        """See `Drafter.propose`. All ``count`` drafts are made, by one forward."""
         hidden, logits = self._block_rows(bonus, count)
         if isinstance(self.network, DFlash2):
             candidates = self.network.candidate_selector(hidden, logits, mx.array([bonus]))
@@ -121,9 +120,7 @@ class BlockDrafter:
 
 
 def likeliest_path(candidates: Candidates) -> Draft:
-    """At each position the candidate with the highest score behind the one before."""
-    chosen = _walk(mx.argmax(candidates.scores, axis=-1))
-    return Draft(_at(candidates.tokens, chosen))
+    return Draft(_at(candidates.tokens, _walk(mx.argmax(candidates.scores, axis=-1))))
 
 
 def drawn_path(candidates: Candidates, sampler: Sampler, vocabulary: int) -> Draft:

@@ -5,18 +5,15 @@
         guess all that is still masked; fill in the guesses that are surest; never mask them again
 
 The drafts are chosen, not drawn, also when sampling: rejection needs the probability of each draft given
-those *before* it, which a network that fills tokens in any order does not have.
-
-Nothing is kept between rounds, as a filled token changes what every row sees. To bound the cost of a round,
-the network sees the last ``context`` tokens only.
-
-The folder's config.json may say how many masks, forwards and tokens of context (``draft_block_size``,
-``draft_steps``, ``draft_context``); the spec overrules it: ``masked-diffusion:FOLDER?steps=2``.
+those *before* it. Nothing is kept between rounds, as a filled token changes what every row sees; the network
+sees the last ``context`` tokens only. The folder's config.json may say how many masks, forwards and tokens of
+context (``draft_block_size``, ``draft_steps``, ``draft_context``); the spec overrules it:
+``masked-diffusion:FOLDER?steps=2``.
 """
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
@@ -80,7 +77,9 @@ class MaskedDiffusion(TextDrafter):
         """Tokens [count] behind the text [C]; one graph, no synchronisation."""
         block = mx.full((count,), self.mask_token_id, mx.int32)
         masked = mx.arange(count)  # places in the block, ascending
-        for filled in _schedule(count, self.steps):
+        steps = min(self.steps, count)
+        for step in range(steps):  # as equal as can be, the earlier steps the larger
+            filled = count // steps + (step < count % steps)
             canvas = mx.concatenate([text, block])[None]
             self.forwards += 1
             logits = self.network(canvas, text.shape[0] + masked).astype(mx.float32)  # [M, V]
@@ -96,13 +95,6 @@ class MaskedDiffusion(TextDrafter):
     @property
     def nbytes(self) -> int:
         return getsizeof(self._tokens)
-
-
-def _schedule(count: int, steps: int) -> Iterator[int]:
-    """How many masks each step fills: as equal as can be, the earlier steps the larger."""
-    steps = min(steps, count)
-    for step in range(steps):
-        yield count // steps + (step < count % steps)
 
 
 def split_spec(argument: str) -> tuple[Path, dict[str, int]]:

@@ -1,12 +1,9 @@
 """Drafts without a model: what followed the last time the text ended like this (prompt lookup).
 
 The longest suffix of the text that has occurred before is looked up, its most recent occurrence wins, and the
-tokens that followed it are the drafts. A continuation that reaches the end of the text runs on into itself,
-so a period is followed for as long as asked.
-
-Measured on the shipped prompts with the shipped target's greedy output (192 tokens each): the most recent of
-the longest matches is confirmed more often than the first, the most frequent or a vote; and a suffix of L
-tokens earns a block of at most 4·L, since a longer one is rejected more often than it pays.
+tokens that followed it are the drafts; a continuation that reaches the end of the text runs on into itself.
+Measured on the shipped prompts (192 greedy tokens each): the most recent of the longest matches is confirmed
+more often than the first, the most frequent or a vote; a block of more than 4·L for L tokens does not pay.
 """
 
 from array import array
@@ -56,7 +53,6 @@ class TokenIndex:
             latest[slot] = place
 
     def pop(self) -> None:
-        """Remove the last token; every table is as it was before the token came."""
         place = len(self._tokens)
         for n, latest, before in zip(self.grams, self._latest, self._before, strict=True):
             earlier = before.pop()
@@ -98,7 +94,6 @@ class TokenIndex:
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes: 4 for each token and place, and the tables."""
         return sum(getsizeof(part) for part in (self._tokens, *self._latest, *self._before))
 
     def _shared(self, text: "array[int]", place: int) -> int:
@@ -149,7 +144,6 @@ class PromptLookup(TextDrafter):
         return True
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
-        """What followed the longest match, fewer tokens where it is short; chosen, not drawn."""
         drafts, _ = self.look_up(bonus, count)
         return Draft(mx.array(drafts, mx.int32)) if drafts else NOTHING
 

@@ -12,27 +12,27 @@ How folders become networks is in `engine.target.loading`.
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.utils import load_model
-
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.drafters.autoregressive import Autoregressive
-from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.networks.mdlm import CLASSES, MODEL_TYPES, classes, mask_token
+from engine.networks.dflash_config import KINDS as DFLASH_KINDS
+from engine.networks.mdlm import CLASSES, MODEL_TYPES, build_model, mask_token
 from engine.target.attention import refuse_policy
 from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
     LoadedDrafter,
     LoadedTarget,
     dtype_of,
+    fill_network,
+    kv_setting,
     load_drafter,
     load_target,
     make_ready,
@@ -42,15 +42,8 @@ from engine.target.loading import (
 
 WITH_LOOKUP = "prompt-lookup+"
 POLICY_MARK = "?kv="
+ARCHITECTURES = DFLASH_KINDS | dict.fromkeys(CLASSES, MaskedDiffusion.name)  # as config.json names them
 DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")
-
-
-@dataclass(frozen=True)
-class DrafterKind:
-    """A line of help, and what opens a drafter, given its target and the dtype."""
-
-    help: str
-    open: Callable[["DrafterSpec", LoadedTarget, str | None], LoadedDrafter]
 
 
 def drafter_policy(text: str) -> KVPolicy:
@@ -94,6 +87,10 @@ def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
         kind, argument = kind_of(Path(rest)), rest
     elif kind == PromptLookup.name:
         argument = argument if colon else str(PromptLookup.default_shortest)
+        if not re.fullmatch("[0-9]{1,9}", argument):
+            raise ConfigurationError(
+                f"--drafter {rest}: the shortest match must be a number of tokens, as in prompt-lookup:3"
+            )
     elif not argument:
         raise ConfigurationError(f"--drafter {rest} lacks its folder; give {kind}:FOLDER")
     else:
@@ -110,30 +107,28 @@ def open_drafter(
 ) -> LoadedDrafter:
     """Load what a ``--drafter`` text names (see the top of this file) and bind it to a target.
 
-    Args:
-        spec: the text.
-        target: the model to draft for.
-        dtype: float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal.
-        policy: of the drafter's own keys and values, where the text does not say.
-
-    Raises:
-        ConfigurationError, ModelError: see `read_spec`.
-        DrafterMismatchError: the drafter was made for another target; the message names both sides.
+    ``policy`` is of the drafter's own keys and values, where the text does not say. Raises as `read_spec`,
+    and DrafterMismatchError where the drafter was made for another target.
     """
     asked = read_spec(spec, policy)
-    loaded = KINDS[asked.kind].open(asked, target, dtype)
+    loaded = KINDS[asked.kind](asked, target, dtype)
     return replace(loaded, drafter=WithLookup(loaded.drafter)) if asked.lookups else loaded
 
 
 def kind_of(folder: Path) -> str:
     require_folder(folder)
     config = read_json(folder / "config.json")
-    for kind, holds in SIGNS.items():
-        if holds(config):
+    names = config.get("architectures")
+    for name, kind in ARCHITECTURES.items():
+        if isinstance(names, list) and name in names:
             return kind
+    if "dflash_config" in config:
+        return "dflash"
+    if "model_type" in config:
+        return MaskedDiffusion.name if config["model_type"] in MODEL_TYPES else Autoregressive.name
     raise ModelError(
-        f"{folder / 'config.json'} names neither architectures nor a model_type; "
-        f"drafters in folders are {', '.join(SIGNS)}"
+        f"{folder / 'config.json'} names neither architectures nor a model_type; drafters in folders are "
+        f"{', '.join(kind for kind in KINDS if kind != PromptLookup.name)}"
     )
 
 
@@ -142,26 +137,13 @@ def _open_prompt_lookup(
     target: LoadedTarget,
     dtype: str | None,  # noqa: ARG001 - there is no network
 ) -> LoadedDrafter:
-    if not re.fullmatch("[0-9]{1,9}", spec.argument):
-        raise ConfigurationError(
-            f"--drafter prompt-lookup:{spec.argument}: the shortest match must be a number of tokens, as in "
-            "prompt-lookup:3"
-        )
     drafter = PromptLookup(int(spec.argument))
     drafter.bind(target.target)
     return LoadedDrafter(drafter, None, f"shortest={drafter.shortest}")
 
 
 def _open_block(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    loaded, policy = load_drafter(Path(spec.argument), target.target, dtype), spec.policy
-    if policy.kind == NATIVE.kind or not isinstance(loaded.drafter, BlockDrafter):
-        return loaded
-    try:
-        drafter = BlockDrafter(loaded.drafter.network, policy)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--drafter-kv {policy.spec}: {error}") from None
-    drafter.bind(target.target)
-    return LoadedDrafter(drafter, loaded.card, f"kv={policy.spec}")
+    return load_drafter(Path(spec.argument), target.target, dtype, spec.policy)
 
 
 def _open_autoregressive(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
@@ -170,17 +152,23 @@ def _open_autoregressive(spec: DrafterSpec, target: LoadedTarget, dtype: str | N
     drafter = Autoregressive(model.target, policy=policy)
     drafter.bind(target.target)
     refuse_other_tokens(model.tokenizer, target.tokenizer)
-    return LoadedDrafter(drafter, model.card, None if policy.kind == NATIVE.kind else f"kv={policy.spec}")
+    return LoadedDrafter(drafter, model.card, kv_setting(policy))
+
+
+def diffusion_settings(argument: str) -> tuple[Path, dict[str, Any], dict[str, int]]:
+    """A masked diffusion drafter's folder, its ``config.json``, and the settings of `MaskedDiffusion`."""
+    folder, asked = split_spec(argument)
+    config = read_json(folder / "config.json")
+    mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
+    return folder, config, {"mask_token_id": mask} | settings_of(folder / "config.json", config) | asked
 
 
 def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    (folder, asked), wanted = split_spec(spec.argument), dtype_of(dtype)
-    files = weight_files(folder)
-    config = read_json(folder / "config.json")
-    settings = settings_of(folder / "config.json", config) | asked
-    mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
-    network, _ = opened(folder, "the model", lambda: load_model(folder, lazy=True, get_model_classes=classes))
-    drafter = MaskedDiffusion(network, mask, **settings)
+    wanted, files = dtype_of(dtype), weight_files(split_spec(spec.argument)[0])
+    folder, config, settings = diffusion_settings(spec.argument)
+    network = opened(folder, "the model", lambda: build_model(config))
+    fill_network(folder, files, network, config.get("quantization"))
+    drafter = MaskedDiffusion(network, **settings)
     drafter.bind(target.target)
     logger = logging.getLogger("transformers.configuration_utils")  # does not know the layout
     disabled, logger.disabled = logger.disabled, True
@@ -206,33 +194,10 @@ def refuse_other_tokens(drafter: Any, target: Any) -> None:
         )
 
 
-def _architecture(config: Mapping[str, Any], name: str) -> bool:
-    names = config.get("architectures")
-    return isinstance(names, list) and name in names
-
-
-KINDS: dict[str, DrafterKind] = {
-    "dflash": DrafterKind(
-        "a DFlash network: a block in one forward, from the target's hidden states", _open_block
-    ),
-    "dflash2": DrafterKind("a DFlash 2 network: likewise, and candidates chosen along the path", _open_block),
-    "prompt-lookup": DrafterKind(
-        "no model: what followed the last time the text ended so", _open_prompt_lookup
-    ),
-    "autoregressive": DrafterKind(
-        "a small model with the target's tokenizer, token by token", _open_autoregressive
-    ),
-    "masked-diffusion": DrafterKind(
-        "a masked diffusion model with the target's tokenizer, surest token first", _open_masked_diffusion
-    ),
-}
-
-# How the config.json of a folder gives its kind away; the first that holds.
-SIGNS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "dflash2": lambda config: _architecture(config, "DFlash2DraftModel"),
-    "dflash": lambda config: _architecture(config, "DFlashDraftModel") or "dflash_config" in config,
-    "masked-diffusion": lambda config: (
-        config.get("model_type") in MODEL_TYPES or any(_architecture(config, name) for name in CLASSES)
-    ),
-    "autoregressive": lambda config: "model_type" in config,
+KINDS: dict[str, Callable[[DrafterSpec, LoadedTarget, str | None], LoadedDrafter]] = {
+    "dflash": _open_block,
+    "dflash2": _open_block,
+    "prompt-lookup": _open_prompt_lookup,
+    "autoregressive": _open_autoregressive,
+    "masked-diffusion": _open_masked_diffusion,
 }

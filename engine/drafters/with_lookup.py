@@ -68,7 +68,6 @@ class WithLookup:
         self._forget()
 
     def _forget(self) -> None:
-        """A continuation begins; the outcome of earlier rounds is not learned any more."""
         self._matches = [DraftScore(believed) for believed in LOOKED_UP]
         self._other_score = DraftScore(PROPOSED)
         self._guesses: list[_Guess] = []  # that the text has not decided yet
@@ -111,7 +110,6 @@ class WithLookup:
         return back
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
-        """What followed the last time, or what the other drafter proposes."""
         drafts, length = self._lookup.look_up(bonus, count)
         if drafts:
             score = self._matches[min(length.bit_length(), len(LOOKED_UP)) - 1]

@@ -1,8 +1,6 @@
-"""One prompt through one system, timed the same way for all: the rows of a report.
+"""One prompt through one system, timed the same way from outside: the rows of a report.
 
-`plain` is mlx-lm's own `generate_step` with the caches the model makes for itself, `speculate` is our loop.
-Both are timed from outside: `prefill_s` until the first token is known to the host, `decode_s` from there
-to the last.
+`prefill_s` lasts until the first token is known to the host, `decode_s` from there to the last.
 """
 
 from collections.abc import Generator, Sequence
@@ -25,8 +23,6 @@ from engine.generate import Outcome, SamplingOptions, generate, token_limit
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
 
-PLAIN_LOOP, OUR_LOOP = "mlx_lm.generate.generate_step", "kakeya.decode"
-
 
 def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_chunk: int) -> Outcome:
     """Greedy decoding by mlx-lm, stopped at the tokenizer's stop tokens as its `stream_generate` does."""
@@ -35,12 +31,10 @@ def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_
     limit = token_limit(target, len(prompt), max_tokens)
     steps = plain_steps(model, prompt, limit, prefill_chunk, caches)
     tokens: list[int] = []
+    times: list[float] = []
     started = perf_counter()
-    first = last = started
     for token, _ in steps:
-        last = perf_counter()
-        if not tokens:
-            first = last
+        times.append(perf_counter())
         tokens.append(int(token))
         if token in target.stops:
             break
@@ -54,8 +48,8 @@ def plain(target: LoadedTarget, prompt: Sequence[int], max_tokens: int, prefill_
         tokens=tokens,
         text=text_of(target.tokenizer, tokens, Stops(target.stops), prompt),
         finish="stop" if tokens[-1] in target.stops else "length",
-        prefill_s=first - started,
-        decode_s=last - first,
+        prefill_s=times[0] - started,
+        decode_s=times[-1] - times[0],
         rounds=[],
         path=path,
         cache_classes=classes,
@@ -87,16 +81,16 @@ def speculate_together(
 ) -> list[Outcome]:
     """Decoding by our loop, greedily, all prompts in one batch.
 
-    Times are shares that add up to what passed: ``prefill_s`` is the prompt's own computation; a round's
-    seconds, and those between rounds, are divided among the sequences that took part. Resident bytes are
-    the merged caches' bytes divided by the sequences in them when this one ended.
+    ``prefill_s`` is the prompt's own; a round's seconds, and those between rounds, are divided among its
+    sequences. Resident bytes are the merged caches', divided by the sequences in them when this one ended.
     """
     target, drafter = engine.target, engine.drafter.drafter if engine.drafter else None
     requests = [
         Request(prompt, token_limit(target, len(prompt), max_tokens), Stops(target.stops))
         for prompt in prompts
     ]
-    steps: list[list[_Served]] = [[] for _ in prompts]
+    # of each prompt: its steps, the sequences that each served, the seconds since the one before
+    steps: list[list[tuple[Emitted, int, float]]] = [[] for _ in prompts]
     between = 0.0  # seconds after the prompts that no round accounts for
     last = perf_counter()
     for emitted in decode_together(
@@ -117,43 +111,35 @@ def speculate_together(
         last = now
     path = f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode"
     decoded = max(sum(len(served) > 1 for served in steps), 1)
-    return [
-        _outcome_of(target, request, path, served, max(between, 0.0) / decoded)
-        for served, request in zip(steps, requests, strict=True)
-    ]
-
-
-_Served = tuple[Emitted, int, float]  # a step, the sequences that it served, the seconds since the one before
-
-
-def _outcome_of(
-    target: LoadedTarget, request: Request, path: str, steps: Sequence[_Served], between: float
-) -> Outcome:
-    (first, _, prefill_s), (last, *_) = steps[0], steps[-1]
-    if first.step.round is not None or last.step.finish is None or last.share is None:
-        raise GenerationError(f"{path} did not finish a text")
-    tokens = [token for each, *_ in steps for token in each.step.tokens]
-    rounds = [
-        replace(record, draft_s=record.draft_s / sequences, verify_s=record.verify_s / sequences)
-        for each, sequences, _ in steps
-        if (record := each.step.round) is not None
-    ]
-    spent = sum(record.draft_s + record.verify_s for record in rounds)
-    return Outcome(
-        tokens=tokens,
-        text=text_of(target.tokenizer, tokens, request.stops, request.prompt),
-        finish=last.step.finish,
-        prefill_s=prefill_s,
-        decode_s=spent + between if rounds else 0.0,
-        rounds=rounds,
-        path=path,
-        cache_classes=last.share.classes,
-        resident_bytes=last.share.nbytes,
-        kv=last.share.kv,
-        kept=last.share.kept,
-        restored=last.share.restored,
-        drafter_forwards=last.share.drafter_forwards,
-    )
+    outcomes = []
+    for served, request in zip(steps, requests, strict=True):
+        (first, _, prefill_s), (ended, *_) = served[0], served[-1]
+        if first.step.round is not None or ended.step.finish is None or ended.share is None:
+            raise GenerationError(f"{path} did not finish a text")
+        tokens = [token for each, *_ in served for token in each.step.tokens]
+        rounds = [
+            replace(record, draft_s=record.draft_s / sequences, verify_s=record.verify_s / sequences)
+            for each, sequences, _ in served
+            if (record := each.step.round) is not None
+        ]
+        spent = sum(record.draft_s + record.verify_s for record in rounds)
+        outcome = Outcome(
+            tokens=tokens,
+            text=text_of(target.tokenizer, tokens, request.stops, request.prompt),
+            finish=ended.step.finish,
+            prefill_s=prefill_s,
+            decode_s=spent + max(between, 0.0) / decoded if rounds else 0.0,
+            rounds=rounds,
+            path=path,
+            cache_classes=ended.share.classes,
+            resident_bytes=ended.share.nbytes,
+            kv=ended.share.kv,
+            kept=ended.share.kept,
+            restored=ended.share.restored,
+            drafter_forwards=ended.share.drafter_forwards,
+        )
+        outcomes.append(outcome)
+    return outcomes
 
 
 def plain_steps(

@@ -14,11 +14,9 @@ class Calibration(DraftLength):
 
     @property
     def finished(self) -> bool:
-        """Whether every block was tried."""
         return not self._left
 
     def start(self) -> None:
-        """Begin a sequence."""
         self._adaptive.start()
 
     def choose(self, remaining: int) -> int:
@@ -29,7 +27,6 @@ class Calibration(DraftLength):
         return self._asked
 
     def record(self, block: int, accepted: int, seconds: float) -> None:
-        """Pass a round on."""
         if self._left and self._left[0] in (block, self._asked):  # a drafter may propose less
             self._left.pop(0)
         self._adaptive.record(block, accepted, seconds)

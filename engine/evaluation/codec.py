@@ -1,21 +1,13 @@
 """The lattice code against stored round trips of the codec it was published as.
 
-A file is an ``.npz`` of float arrays, all of the same rows for one D:
-
-    x_<D> [N, D]                     the rows
-    <lattice>_q<Q>_<D> [N, D]        what the published codec makes of them; lattice d4 or e8
-
-A block of 4 (D4) or 8 (E8) coordinates is *identical* when both round trips hold the same lattice point:
-turned back into the coordinates of the lattice, none of the block's differ by a quarter of a step, nor by
-2^-9 of the row's largest, which is as much as a last place of its two float16 numbers moves. The relative MSE
-is |x̂ - x|² / |x|², averaged over rows, so that every row counts as much. Rows that the published codec loses
-(zeros, what it makes zeros, what is off by more than `LOST` and twice the median) would drown the others:
-they are left out of the mean, and their blocks compared like all.
+A file is an ``.npz`` of rows x_<D> [N, D] and of <lattice>_q<Q>_<D> [N, D], what the published codec makes
+of them. A block of 4 (D4) or 8 (E8) coordinates is *identical* when both round trips hold the same lattice
+point: turned back into its coordinates, none differ by a quarter of a step, nor by 2^-9 of the row's largest,
+as much as a last place of its two float16 numbers moves. The relative MSE, |x̂ - x|² / |x|², is averaged over
+rows, but for those the published codec loses: zeros, or off by more than `LOST` and twice the median.
 """
 
 import re
-import zipfile
-from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -37,70 +29,44 @@ NAME = re.compile(r"(d4|e8)_q([1-9][0-9]{0,5})_([1-9][0-9]{0,5})")
 ROWS = re.compile(r"x_([1-9][0-9]{0,5})")
 
 
-@dataclass(frozen=True)
-class CodecEntry:
-    """One array of a file, compared."""
-
-    name: str
-    lattice: str
-    q: int  # steps from zero to the largest coordinate
-    dim: int
-    vectors: int
-    vectors_left_out: int  # of the means, because the reference loses them
-    blocks_identical: float  # share of blocks with the same lattice point
-    relative_mse: float  # of our round trip
-    reference_relative_mse: float
-    mse_ratio: float  # ours by the reference's; 1 where both are 0
-    max_abs_difference: float
-
-    @property
-    def passed(self) -> bool:
-        """Whether enough blocks are the same and the errors as large."""
-        return self.blocks_identical >= LEAST_IDENTICAL and abs(self.mse_ratio - 1) <= MOST_APART
-
-    def document(self) -> dict[str, Any]:
-        """For the JSON line; a ratio that is not finite is null there."""
-        return asdict(self) | {"mse_ratio": finite(self.mse_ratio), "passed": self.passed}
-
-
-def codec_document(entries: list[CodecEntry]) -> dict[str, Any]:
-    """The JSON line of a comparison."""
-    worst = max((entry.mse_ratio for entry in entries), key=lambda ratio: abs(ratio - 1))
+def codec_document(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    worst = max((each["mse_ratio"] for each in entries), key=lambda ratio: abs(ratio - 1))
     return {
         "kind": "codec",
-        "passed": all(entry.passed for entry in entries),
+        "passed": all(entry["passed"] for entry in entries),
         "worst": {
-            "blocks_identical": min(entry.blocks_identical for entry in entries),
+            "blocks_identical": min(entry["blocks_identical"] for entry in entries),
             "mse_ratio": finite(worst),
-            "max_abs_difference": max(entry.max_abs_difference for entry in entries),
+            "max_abs_difference": max(entry["max_abs_difference"] for entry in entries),
         },
-        "entries": [entry.document() for entry in entries],
+        "entries": [entry | {"mse_ratio": finite(entry["mse_ratio"])} for entry in entries],
     }
 
 
-def compare_codec(file: Path) -> list[CodecEntry]:
+def compare_codec(file: Path) -> list[dict[str, Any]]:
     """Compare every entry of a file, in its order. All is read and checked before anything is computed."""
-    arrays = _read(file)
-    names = {name: NAME.fullmatch(name) or ROWS.fullmatch(name) for name in arrays}
-    if odd := [name for name, found in names.items() if found is None]:
-        raise InputError(f"{file}: {odd[0]} is neither x_<D> nor d4_q<Q>_<D> nor e8_q<Q>_<D>")
-    entries = []
-    for name, found in names.items():
-        if found is None or found.re is ROWS:
+    if not file.is_file():
+        raise InputError(f"{file} is {'no file' if file.exists() else 'missing'}")
+    arrays = StoredArrays(file, LARGEST_FILE)
+    entries: list[tuple[str, LatticeCompat, Array, Array]] = []
+    used: set[str] = set()
+    for name in arrays:
+        if ROWS.fullmatch(name):
             continue
-        lattice, q, dim = found[1], int(found[2]), int(found[3])
-        if f"x_{dim}" not in arrays:
-            raise InputError(f"{file} lacks x_{dim}, the rows of {name}")
-        rows = arrays.take(f"x_{dim}", REALS, None, dim)
+        if (found := NAME.fullmatch(name)) is None:
+            raise InputError(f"{file}: {name} is neither x_<D> nor d4_q<Q>_<D> nor e8_q<Q>_<D>")
+        dim, of_rows = int(found[3]), f"x_{found[3]}"
+        if of_rows not in arrays:
+            raise InputError(f"{file} lacks {of_rows}, the rows of {name}")
+        rows, stored = (arrays.take(each, REALS, None, dim) for each in (of_rows, name))
+        if stored.shape != rows.shape:
+            raise InputError(f"{file}: {name} is {stored.shape}, {of_rows} is {rows.shape}")
         try:
-            codec = LatticeCompat(lattice, q, dim)
+            codec = LatticeCompat(found[1], int(found[2]), dim)
         except ConfigurationError as error:
             raise InputError(f"{file}: {name}: {error}") from None
-        stored = arrays.take(name, REALS, None, dim)
-        if stored.shape != rows.shape:
-            raise InputError(f"{file}: {name} is {stored.shape}, x_{dim} is {rows.shape}")
         entries.append((name, codec, rows, stored))
-    used = {each[0] for each in entries} | {f"x_{each[1].dim}" for each in entries}
+        used |= {name, of_rows}
     if idle := sorted(arrays.keys() - used):
         raise InputError(f"{file}: nothing is stored for {idle[0]}")
     if not entries:
@@ -108,21 +74,7 @@ def compare_codec(file: Path) -> list[CodecEntry]:
     return [_compare(*entry) for entry in entries]
 
 
-def _read(file: Path) -> StoredArrays:
-    """The arrays of a file, if they are not too large."""
-    if not file.is_file():
-        raise InputError(f"{file} is {'no file' if file.exists() else 'missing'}")
-    try:
-        with zipfile.ZipFile(file) as packed:
-            size = sum(item.file_size for item in packed.infolist())
-    except zipfile.BadZipFile as error:
-        raise InputError(f"{file} is corrupt: {error}") from None
-    if size > LARGEST_FILE:
-        raise InputError(f"{file} holds {size:,} bytes of arrays; at most {LARGEST_FILE:,} are compared")
-    return StoredArrays(file)
-
-
-def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> CodecEntry:
+def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> dict[str, Any]:
     turn = Hadamard(codec.dim)
     identical, apart = 0, 0.0
     errors: tuple[list[Array], list[Array]] = ([], [])
@@ -137,41 +89,30 @@ def _compare(name: str, codec: LatticeCompat, rows: Array, reference: Array) -> 
         identical += int(np.array(same).reshape(-1, codec.block).all(-1).sum())
         ours = np.array(decoded)
         apart = max(apart, float(np.abs(ours.astype(np.float64) - stored).max()))
+        whole = x.astype(np.float64)
+        size = np.square(whole).sum(-1)
         for found, side in zip((ours, stored), errors, strict=True):
-            side.append(_relative(found, x))
+            error = np.square(found - whole).sum(-1)
+            side.append(np.divide(error, size, out=np.full(len(x), inf), where=size > 0))  # inf for zeros
     of_ours, of_stored = (np.concatenate(side) for side in errors)
-    kept = _not_lost(of_stored, reference)
-    ours_mse, stored_mse = _mean(of_ours[kept]), _mean(of_stored[kept])
-    return CodecEntry(
-        name=name,
-        lattice=codec.lattice,
-        q=codec.q,
-        dim=codec.dim,
-        vectors=len(rows),
-        vectors_left_out=len(rows) - int(kept.sum()),
-        blocks_identical=identical / (rows.size // codec.block),
-        relative_mse=ours_mse,
-        reference_relative_mse=stored_mse,
-        mse_ratio=ours_mse / stored_mse if stored_mse else (inf if ours_mse else 1.0),
-        max_abs_difference=apart,
-    )
-
-
-def _relative(found: Array, rows: Array) -> Array:
-    """Squared error of each row by its squared length; infinite for rows of zeros."""
-    rows = rows.astype(np.float64)
-    size, error = np.square(rows).sum(-1), np.square(found - rows).sum(-1)
-    relative: Array = np.divide(error, size, out=np.full(len(rows), inf), where=size > 0)
-    return relative
-
-
-def _not_lost(errors: Array, reference: Array) -> Array:
-    """Which rows count in a mean, [N] bool, by the reference's round trip and the errors of its rows."""
-    kept: Array = np.isfinite(errors) & reference.any(-1)
+    kept = np.isfinite(of_stored) & reference.any(-1)
     if kept.any():
-        kept &= errors <= max(LOST, 2 * float(np.median(errors[kept])))  # with Q = 1 most are off by more
-    return kept
-
-
-def _mean(values: Array) -> float:
-    return float(values.mean()) if values.size else 0.0
+        # with Q = 1 most are off by more
+        kept &= of_stored <= max(LOST, 2 * float(np.median(of_stored[kept])))
+    ours_mse, stored_mse = (float(each[kept].mean()) if kept.any() else 0.0 for each in (of_ours, of_stored))
+    same_blocks = identical / (rows.size // codec.block)
+    ratio = ours_mse / stored_mse if stored_mse else (inf if ours_mse else 1.0)
+    return {
+        "name": name,
+        "lattice": codec.lattice,
+        "q": codec.q,
+        "dim": codec.dim,
+        "vectors": len(rows),
+        "vectors_left_out": len(rows) - int(kept.sum()),  # of the means, because the reference loses them
+        "blocks_identical": same_blocks,
+        "relative_mse": ours_mse,
+        "reference_relative_mse": stored_mse,
+        "mse_ratio": ratio,
+        "max_abs_difference": apart,
+        "passed": same_blocks >= LEAST_IDENTICAL and abs(ratio - 1) <= MOST_APART,
+    }

@@ -1,7 +1,6 @@
 """What a report says about the machine, the versions and the source that ran, and what disturbed the timing.
 
-Linux publishes power, heat and swapping in files, macOS by its own tools `pmset`, `notifyutil`, `vm_stat` and
-`ps`. What a system does not say is ``unknown`` (or None), never a guess.
+What a system does not say is ``unknown`` (or None), never a guess.
 """
 
 import ctypes
@@ -14,7 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
@@ -65,7 +64,7 @@ def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, Model]) 
             "python": platform.python_version(),
             "mlx": version("mlx"),
             "mlx_lm": version("mlx-lm"),
-            "kakeya": _own_version(),
+            "kakeya": version("kakeya-mac"),
         },
         "git": _git() | {"source_sha256": source_digest(PACKAGE)},
         "models": {role: card.model_dump() for role, card in models.items()},
@@ -73,7 +72,6 @@ def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, Model]) 
 
 
 def target_card(target: LoadedTarget) -> Model:
-    """The card of a target, with its vocabulary and the caches it makes for itself."""
     layers = tuple(_cache_layers(target.target.model))
     return target.card.model_copy(update={"vocab_size": target.target.vocab_size, "cache_layers": layers})
 
@@ -92,13 +90,6 @@ def _cache_layers(model: Any) -> Iterator[CacheLayer]:
         yield CacheLayer(kind="full" if window is None else "sliding", values=values, window=window)
 
 
-def _own_version() -> str:
-    try:
-        return version("kakeya-mac")
-    except PackageNotFoundError:  # run from a folder that was never installed
-        return "uninstalled"
-
-
 def _chip() -> str:
     """The processor's name, by the same source as the runner's: sysctl on a Mac, /proc/cpuinfo on Linux."""
     if sys.platform == "darwin":
@@ -108,7 +99,6 @@ def _chip() -> str:
 
 
 def sysctl(name: str) -> str:
-    """A text of macOS's kernel; empty where it has none of that name."""
     text = ctypes.create_string_buffer(256)
     length = ctypes.c_size_t(len(text))
     failed = ctypes.CDLL(None).sysctlbyname(name.encode(), text, ctypes.byref(length), None, 0)
@@ -116,11 +106,8 @@ def sysctl(name: str) -> str:
 
 
 def _git() -> dict[str, Any]:
-    """The commit of the checkout that holds this package, and whether the package differs from it.
-
-    Git names the commit and its digests only; files are read here, so that no git configuration (filters,
-    ignored or unwatched files) runs or hides a difference.
-    """
+    """The commit of the checkout that holds this package, and whether the package differs from it."""
+    # git only names digests; files are read here, so that no configuration of it runs or hides a difference
     sha = _git_output("rev-parse", "--verify", "HEAD") if (PACKAGE.parent / ".git").exists() else None
     listed = sha and _git_output("ls-tree", "-r", "-z", sha.strip(), "--", ".")
     if sha is None or listed is None:
@@ -151,8 +138,8 @@ def _blob(file: Path, digits: int) -> str | None:
 def busy(load: OtherLoad) -> str | None:
     """Why no speed can be measured under this load; None: it can."""
     if load.other_cpu_share is not None and load.other_cpu_share > claims.MOST_OTHER_CPU:
-        share = f"{load.other_cpu_share:.0%} of the CPU time, more than {claims.MOST_OTHER_CPU:.0%}"
-        return f"other processes used {share}"
+        share, most = load.other_cpu_share, claims.MOST_OTHER_CPU
+        return f"other processes used {share:.0%} of the CPU time, more than {most:.0%}"
     for name, seconds in load.services.items():
         if seconds > claims.MOST_SERVICE_CPU * load.seconds:
             return f"{name.replace('_', ' ')} used {seconds:.1f} s of CPU in {load.seconds:.1f} s"
@@ -165,8 +152,7 @@ def _usage() -> tuple[float, float, dict[str, float]]:
     # A guest's time is part of `user` on Linux; what the host gave to others is `steal`.
     used = sum(getattr(cpu, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
     ours = own.user + own.system + own.children_user + own.children_system
-    listing = ("/bin/ps", "-A", "-c", "-o", "time=,comm=")
-    printed = printed_by(listing) if sys.platform == "darwin" else None
+    printed = printed_by(("/bin/ps", "-A", "-c", "-o", "time=,comm=")) if sys.platform == "darwin" else None
     return perf_counter(), used - ours, {} if printed is None else services_of(printed)
 
 
@@ -194,7 +180,6 @@ def services_of(printed: str) -> dict[str, float]:
 
 
 def idle_load() -> OtherLoad:
-    """What the machine does while this process does nothing, over `SETTLE_S`."""
     before = _usage()
     sleep(SETTLE_S)
     return _load_since(before)
@@ -211,14 +196,12 @@ class LoadWatch:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """Watch the load while the rows are timed, and no longer."""
         since = _usage()
         yield
         self._load = _load_since(since)
 
     @property
     def timed_load(self) -> OtherLoad:
-        """The load of `timing`, or of the whole time where that was not entered."""
         return self._load or _load_since(self._since)
 
     def conditions(self) -> dict[str, Any]:
@@ -234,14 +217,14 @@ def power_source() -> str:
     """``ac``, ``battery``, ``not_applicable`` without a battery, or ``unknown``."""
     if sys.platform == "darwin":
         return power_of(printed_by(("/usr/bin/pmset", "-g", "batt")) or "")
-    batteries = [
-        supply
+    statuses = [
+        content(supply / "status")
         for supply in Path("/sys/class/power_supply").glob("*")
         if content(supply / "type") == "Battery" and content(supply / "scope") != "Device"
     ]
-    if not batteries:
+    if not statuses:
         return "not_applicable"
-    return "battery" if any(content(supply / "status") == "Discharging" for supply in batteries) else "ac"
+    return "battery" if "Discharging" in statuses else "ac"
 
 
 def thermal_state() -> str:
@@ -284,7 +267,6 @@ def swapped_bytes() -> int | None:
 
 
 def content(path: Path) -> str:
-    """The text of a file of the system; empty where there is none."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -297,35 +279,29 @@ Rows = Sequence[dict[str, Any]]
 def disturbance(plain: Rows, ours: Rows, own: Rows = ()) -> str | None:
     """Which identical work took very different times so far; None: the machine is steady.
 
-    The limits are those of the gate's SPEEDUP_PREFILL_SPREAD, SPEEDUP_DECODE_SPREAD and BASELINE_SLOW. Only
-    identical work is compared, never the ratio of the arms: a measurement never starts over for its result.
-    ``own`` are the rows of our loop at block 1, which does the baseline's work.
+    By the gate's limits. Only identical work is compared, never the ratio of the arms: a measurement never
+    starts over for its result. ``own`` are the rows of our loop at block 1, which does the baseline's work.
     """
-    theirs = {row["prompt_id"]: row["prefill_s"] for row in ours}
-    prefills: list[list[float]] = [
-        [row["prefill_s"], theirs[row["prompt_id"]]] for row in plain if row["prompt_id"] in theirs
-    ]
-    for rows in (plain, ours):
-        groups: dict[int, list[float]] = defaultdict(list)
+    groups: dict[Any, list[float]] = defaultdict(list)
+    for arm, rows in enumerate((plain, ours)):
         for row in rows:
-            groups[round(math.log(row["prompt_tokens"], claims.SAME_LENGTH))].append(row["prefill_s"])
-        prefills.extend(groups.values())
-    for times in prefills:
+            length = round(math.log(row["prompt_tokens"], claims.SAME_LENGTH))
+            for name in (row["prompt_id"], (arm, length)):
+                groups[name].append(row["prefill_s"])
+    for times in groups.values():
         low, high = min(times), max(times)
         if high > claims.LARGEST_SPREAD * low and high - low > claims.SPREAD_S:
             return f"prefills of about equal length took {low:.4f} and {high:.4f} s"
-    decoded = [(row["decode_s"], len(row["tokens"]) - 1) for row in plain]
-    rates = [seconds / tokens for seconds, tokens in decoded if tokens >= claims.SPREAD_TOKENS]
+    long = [row for row in plain if len(row["tokens"]) > claims.SPREAD_TOKENS]
+    rates = [row["decode_s"] / (len(row["tokens"]) - 1) for row in long]
     if rates and max(rates) > claims.LARGEST_SPREAD * min(rates):
         return f"one token of plain decoding took {1e3 * min(rates):.2f} and {1e3 * max(rates):.2f} ms"
     steps = {row["prompt_id"]: row["decode_s"] for row in own}
     pairs = [(row["decode_s"], steps[row["prompt_id"]]) for row in plain if row["prompt_id"] in steps]
-    return None if len(pairs) < claims.FEWEST_SAMPLES else _slow_baseline(pairs)
-
-
-def _slow_baseline(pairs: Sequence[tuple[float, float]]) -> str | None:
-    total = sum(plain for plain, _ in pairs) / (sum(own for _, own in pairs) or math.inf)
-    middle = median(plain / (own or math.inf) for plain, own in pairs)
+    if len(pairs) < claims.FEWEST_SAMPLES:
+        return None
+    total = sum(one for one, _ in pairs) / (sum(other for _, other in pairs) or math.inf)
+    middle = median(one / (other or math.inf) for one, other in pairs)
     if total <= claims.MOST_TOTAL_LOOP_GAIN and middle <= claims.MOST_LOOP_GAIN:
         return None
     return f"plain decoding took {total:.2f} times as long as block 1, {middle:.2f} in the median row"

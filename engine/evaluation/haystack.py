@@ -1,9 +1,7 @@
 """Retrieval prompts made from a seed: one fact asked for, at a chosen depth of filler and other facts.
 
-Names were in no fact that training saw, the filler nowhere in it. Same seed, same model's tokenizer: same
-prompts. A depth is the share of the haystack's tokens before the needle, without question and needle; it is
-met as closely as whole sentences allow, so within half of the longest one (16 tokens with the shipped
-tokenizer).
+Names and filler are in nothing that training saw. A depth is the share of the haystack's tokens before the
+needle, without question and needle; it is met as closely as whole sentences allow.
 """
 
 from collections.abc import Sequence
@@ -37,11 +35,9 @@ class Haystack(BoundedSwitches):
 
     @property
     def wanted(self) -> bool:
-        """Whether any of it was set."""
         return any(value is not None for value in (self.context, self.depths, self.per_depth))
 
     def with_defaults(self, depths: tuple[float, ...] = DEPTHS) -> "Haystack":
-        """With defaults for what was not set."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return replace(Haystack(CONTEXT, depths, PER_DEPTH), **given)
 
@@ -51,7 +47,6 @@ class Haystack(BoundedSwitches):
         return self.with_defaults() if made_up else self
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
         super().check()
         if self.depths is not None:
             if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
@@ -70,10 +65,9 @@ def generate(
     beyond: int | None = None,
     switches: ChatSwitches | None = None,
 ) -> list[Prompt]:
-    """Prompts that each hide one fact, depth by depth in turn.
+    """Prompts of at most ``context`` tokens that each hide one fact, depth by depth in turn.
 
-    A prompt has at most ``context`` tokens, everything included, and at most a sentence fewer. At least
-    ``beyond`` of them come after the needle; deeper needles are moved up, as their `Needle.depth` says.
+    At least ``beyond`` tokens come after the needle; deeper ones are moved up, as their `Needle.depth` says.
     """
     maker = _Maker(tokenizer, switches or ChatSwitches(), context, beyond or 0)
     names = [
@@ -92,17 +86,14 @@ def retrieval_prompts(
     switches: ChatSwitches,
     beyond: int | None = None,
 ) -> list[Prompt]:
-    """The prompts of a recall evaluation: made up where anything of ``haystack`` was set, else read.
-
-    ``name`` is what `--prompts` says, ``seed`` that of made-up prompts or of a file's order; see `generate`.
-    """
+    """The prompts of a recall evaluation: made up where anything of ``haystack`` was set, else read."""
     if name != GENERATED and not haystack.wanted:
         return load_prompts(name, limit, seed)
     if name not in (GENERATED, SHIPPED):
         raise ConfigurationError(
             f"--context, --depths and --per-depth make prompts up; leave them out, or --prompts {name}"
         )
-    given = {key: value for key, value in asdict(haystack).items() if value is not None}
+    given = asdict(haystack.with_defaults())
     return generate(tokenizer, seed=seed, beyond=beyond, switches=switches, **given)[:limit]
 
 
@@ -123,10 +114,15 @@ class _Maker:
     def __init__(self, tokenizer: Any, switches: ChatSwitches, context: int, beyond: int) -> None:
         self._tokenizer, self._switches = tokenizer, switches
         self._context, self._beyond = context, beyond
-        self._count = lru_cache(maxsize=None)(self._count_once)
+        self._count = lru_cache(maxsize=None)(
+            lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+        )
 
     def prompt(self, rng: Random, identifier: str, depth: float) -> Prompt:
-        wanted, *others = _different_facts(rng)
+        facts: list[Fact] = []
+        while len({fact.code for fact in facts}) < FACTS:
+            facts = draw_facts(rng, HELD_OUT, FACTS)
+        wanted, *others = facts
         sentences = [fact.sentence for fact in others]
         left = self._context - self._length(sentences, wanted)
         if left < 0:
@@ -156,7 +152,7 @@ class _Maker:
         before = [0, *accumulate(map(self._count, sentences))]
         nearest, *others = sorted(range(len(before)), key=lambda at: abs(before[at] - depth * before[-1]))
         for index in (nearest, *others):
-            if self._count_once("".join(sentences[index:]) + self._question(wanted)) >= self._beyond:
+            if self._count("".join(sentences[index:]) + self._question(wanted)) >= self._beyond:
                 return index, depth if index == nearest else round(before[index] / before[-1], 2)
         raise PromptError(
             f"--context {self._context} is too short for a needle {self._beyond} tokens before the end"
@@ -173,13 +169,3 @@ class _Maker:
     def _question(self, wanted: Fact) -> str:
         """As the shipped target was trained to be asked: plainly, or in a conversation."""
         return f" What is the secret code of {wanted.name}?" if self._switches.chat else wanted.question
-
-    def _count_once(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False))
-
-
-def _different_facts(rng: Random) -> list[Fact]:
-    while True:
-        facts = draw_facts(rng, HELD_OUT, FACTS)
-        if len({fact.code for fact in facts}) == len(facts):
-            return facts

@@ -1,12 +1,11 @@
 """Finished rows in a file, so that an interrupted evaluation continues where it was.
 
-One line of JSON per entry, on the disk before the next prompt starts: a sha256 over the previous line's
-digest and this line, then the entry. The first entry is the fingerprint of the run; rows of another run are
-refused. An unfinished last line is dropped. A file that is not a journal is refused and not changed.
+A line is on the disk before the next prompt starts: a sha256 over the previous line's digest and this entry,
+then the entry as JSON. The first is the fingerprint of the run; rows of another run are refused. An
+unfinished last line is dropped. A file that is not a journal is refused and not changed.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,6 @@ class Journal:
     _entries: int = 0
 
     def open(self, fingerprint: Fingerprint) -> "Journal":
-        """Continue the journal of this fingerprint, or start one."""
         key = text_digest(json.dumps(dict(fingerprint), sort_keys=True))[:32]
         is_named, path = self.path is not None, self.path or self.folder / f"{key}.jsonl"
         self.path, self.started = path, now()
@@ -75,7 +74,7 @@ class Journal:
             data: bytes = self._file.readall()
             entries = self._checked(data)
             if entries and self.resume:
-                self._continue(entries, fingerprint)
+                self._continue(entries[0], entries[1:], fingerprint)
                 self._file.truncate(data.rfind(b"\n") + 1)  # drops an unfinished line; nothing is refused now
             else:
                 self._digest = ""
@@ -85,8 +84,9 @@ class Journal:
         except BaseException as error:
             self._file.close()
             if isinstance(error, BlockingIOError):
-                message = f"another process writes the journal {path}; give --journal another FILE"
-                raise ConfigurationError(message) from None
+                raise ConfigurationError(
+                    f"another process writes the journal {path}; give --journal another FILE"
+                ) from None
             raise
         if not is_named:
             found = sorted(self.folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
@@ -95,11 +95,9 @@ class Journal:
         return self
 
     def add(self, entry: Entry) -> None:
-        """Keep finished rows."""
         self._write(asdict(entry))
 
     def restart(self, abandoned: dict[str, Any]) -> None:
-        """Note that all rows so far were abandoned, and why."""
         self._write({"restart": abandoned})
 
     def remove(self) -> None:
@@ -121,40 +119,28 @@ class Journal:
 
     def _checked(self, data: bytes) -> list[dict[str, Any]]:
         """The entries of the complete lines; without `resume` only the first is looked at."""
-        lines = data.split(b"\n")[:-1]
-        fault = "line 1" if data and not BEGINNING.match(data) else None
-        entries = []
+        no_journal = ConfigurationError(
+            f"the file {self.path} is no journal, or damaged in line 1; it was not changed: "
+            "delete it, or give --journal another FILE"
+        )
+        if data and not BEGINNING.match(data):
+            raise no_journal
+        entries, lines = [], data.split(b"\n")[:-1]
         for number, line in enumerate(lines if self.resume else lines[:1], 1):
             digest, _, body = line.partition(b" ")
-            self._digest = _digest(self._digest, body)
-            if fault or digest != self._digest.encode():
-                fault = f"line {number}"
-                break
+            self._digest = sha256(self._digest.encode() + body).hexdigest()
+            if digest != self._digest.encode():
+                if number == 1:
+                    raise no_journal
+                raise ConfigurationError(
+                    f"the journal {self.path} is damaged in line {number}; "
+                    "use --no-resume to delete it and start over"
+                )
             entries.append(json.loads(body))
-        if fault == "line 1":
-            raise ConfigurationError(
-                f"the file {self.path} is no journal, or damaged in line 1; it was not changed: "
-                "delete it, or give --journal another FILE"
-            )
-        if fault:
-            raise ConfigurationError(
-                f"the journal {self.path} is damaged in {fault}; use --no-resume to delete it and start over"
-            )
         return entries
 
-    def _continue(self, entries: list[dict[str, Any]], fingerprint: Fingerprint) -> None:
-        head, *entries = entries
-        self._compare(head["fingerprint"], fingerprint)
-        self.started = datetime.fromisoformat(head["started_at"])
-        self._entries = len(entries)
-        for entry in entries:
-            if "restart" in entry:
-                self.restarts.append(entry["restart"])
-                self.kept.clear()
-            else:
-                self.kept.append(Entry(**entry))
-
-    def _compare(self, found: dict[str, Any], wanted: Fingerprint) -> None:
+    def _continue(self, head: dict[str, Any], entries: list[dict[str, Any]], wanted: Fingerprint) -> None:
+        found = head["fingerprint"]
         differing = [
             f"{name} was {_shown(found.get(name))}, is {_shown(wanted.get(name))}"
             for name in sorted(found.keys() | wanted.keys())
@@ -166,11 +152,18 @@ class Journal:
                 f"the journal {self.path} belongs to another run ({'; '.join(differing[:SHOWN])}{more}): "
                 "use --no-resume to delete it and start over, or --journal FILE for another one"
             )
+        self.started = datetime.fromisoformat(head["started_at"])
+        self._entries = len(entries)
+        for entry in entries:
+            if "restart" in entry:
+                self.restarts.append(entry["restart"])
+                self.kept.clear()
+            else:
+                self.kept.append(Entry(**entry))
 
     def _write(self, entry: dict[str, Any]) -> None:
-        """Append a line and wait until it is on the disk."""
         body = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode()
-        self._digest = _digest(self._digest, body)
+        self._digest = sha256(self._digest.encode() + body).hexdigest()
         line = self._digest.encode() + b" " + body + b"\n"
         try:
             while line:
@@ -179,10 +172,6 @@ class Journal:
         except OSError as error:
             raise EngineError(f"the journal {self.path} cannot be written: {error.strerror}") from error
         self._entries += 1
-
-
-def _digest(before: str, body: bytes) -> str:
-    return hashlib.sha256(before.encode() + body).hexdigest()
 
 
 def _shown(value: Any) -> str:
@@ -222,7 +211,6 @@ def fingerprint(
 
 
 def boot_session() -> str | None:
-    """The system's id of the time since it was started; None where there is none."""
     if sys.platform == "darwin":
         return sysctl("kern.bootsessionuuid") or None
     return content(BOOT) or None

@@ -1,8 +1,6 @@
 """The shoot-out of KV policies: what each stores, and its effect on keys, values, answers, drafts and speed.
 
-Arms: the oracle (mlx-lm's plain decoding), ``native`` (our loop, all keys and values kept) as baseline, our
-loop under every policy, and the control ``no_needle``. A policy that restores comes with its controls. The
-first retrieval prompts are run once more, untimed, to compare live caches with native ones:
+The first retrieval prompts are run once more, untimed, to compare live caches with native ones:
 
     distortion = sum over layers, heads, positions of |x - y|² / sum of |x|²      x native, y the policy's
 
@@ -10,11 +8,11 @@ of what the next query would see in the layers that the policy applies to. A pos
 no longer holds counts as lost, y = 0; what it holds beyond the native cache's window is not compared.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any, Unpack
+from typing import Any
 
 import mlx.core as mx
 
@@ -24,7 +22,7 @@ from engine.config import Engine, Options, open_engine
 from engine.device import Runtime, read_float, wait
 from engine.errors import ConfigurationError, GenerationError, PromptError
 from engine.evaluation import measure
-from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
+from engine.evaluation.haystack import Haystack, generate
 from engine.evaluation.prompts import Prompt, answer_of, load_prompts
 from engine.evaluation.report import Arm, Distortion, Report, sample
 from engine.generate import ChatSwitches, Outcome
@@ -63,8 +61,6 @@ CONTROLS = ("exact", "noise")
 
 @dataclass(frozen=True)
 class KVSwitches(measure.BoundedSwitches):
-    """What the command line can set about a shoot-out; see its help."""
-
     policies: tuple[str, ...] = POLICIES
     haystack: Haystack = field(default_factory=lambda: Haystack().with_defaults(depths=DEPTHS))
     answer_tokens: int = measure.at_least(16)
@@ -77,7 +73,6 @@ class KVSwitches(measure.BoundedSwitches):
     chat: ChatSwitches = field(default_factory=ChatSwitches)
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
         super().check()
         if self.answer_tokens > self.max_tokens:
             raise ConfigurationError(
@@ -102,12 +97,10 @@ class KVSwitches(measure.BoundedSwitches):
 
     @property
     def parsed(self) -> tuple[KVPolicy, ...]:
-        """The policies, in their order."""
         return tuple(parse_policy(text) for text in self.policies)
 
     @property
     def bytes_claimed(self) -> list[tuple[KVPolicy, int]]:
-        """The policies of `claim_bytes`, each with the most bytes."""
         found = []
         for text in self.claim_bytes:
             policy, _, count = text.rpartition("=")
@@ -123,10 +116,9 @@ def settled(options: Options) -> Options:
         raise ConfigurationError(
             f"eval kv compares policies; give --policies {options.kv!r} in place of --kv"
         )
-    drafter = options.drafter
-    if drafter is None:
-        shipped = options.model is None or options.model.resolve() == SHIPPED_TARGET.resolve()
-        drafter = str(SHIPPED_DRAFTER) if shipped else "none"
+    shipped = options.model is None or options.model.resolve() == SHIPPED_TARGET.resolve()
+    default = str(SHIPPED_DRAFTER) if shipped else "none"
+    drafter = default if options.drafter is None else options.drafter
     fixed = drafter != "none" and options.block == "auto"
     return replace(options, drafter=drafter, block=BLOCK if fixed else options.block)
 
@@ -136,10 +128,7 @@ def open_shootout(options: Options) -> Engine:
     return replace(open_engine(replace(options, projector=None)), options=options)
 
 
-def measure_kv(
-    engine: Engine, switches: KVSwitches, runtime: Runtime, **context: Unpack[measure.EvaluationContext]
-) -> Report:
-    """Run all arms over all prompts."""
+def measure_kv(engine: Engine, switches: KVSwitches, runtime: Runtime, **context: Any) -> Report:
     switches.check()
     arms = arms_of(engine, switches.parsed)
     cards = {role: card for of, _ in arms for role, card in measure.models(of).items()}
@@ -161,18 +150,23 @@ def measure_kv(
     native = lru_cache(maxsize=1)(partial(held_after, arms[0][0]))
     examined = {tuple(tokens) for tokens in encoded[:EXAMINED]}
 
-    def run_of(of: Engine, arm: Arm) -> measure.ArmRun:
-        def run(some: Sequence[list[int]]) -> list[Outcome]:
-            return [
-                measure.run_arm(of, arm, tokens, limits[tuple(tokens)], of.new_draft_length())
-                for tokens in some
-            ]
+    def run(of: Engine, arm: Arm, some: Sequence[list[int]]) -> list[Outcome]:
+        return [
+            measure.run_arm(of, arm, tokens, limits[tuple(tokens)], of.new_draft_length()) for tokens in some
+        ]
 
-        asked, tokens = (emptied, empty) if arm.control == NO_NEEDLE else (prompts, encoded)
-        row = partial(_row, of, native=native, examined=examined)
-        return measure.ArmRun(arm, asked, tokens, run, row, f"running {arm.name}")
+    def row(of: Engine, prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
+        found = None
+        if of.policy != NATIVE and tuple(tokens) in examined:
+            found, use = examine(of, tokens, outcome.tokens, native(tuple(tokens)))
+            outcome = outcome if outcome.kv is not None else replace(outcome, kv=use)
+        answer = answer_of(of.target.tokenizer, tokens, outcome.text)
+        return sample(prompt, tokens, outcome, answer_text=answer, distortion=found)
 
-    evaluation.runs += [run_of(of, arm) for of, arm in arms]
+    for of, arm in arms:
+        asked, ids = (emptied, empty) if arm.control == NO_NEEDLE else (prompts, encoded)
+        parts = (partial(run, of, arm), partial(row, of), f"running {arm.name}")
+        evaluation.runs.append(measure.ArmRun(arm, asked, ids, *parts))
 
     def warm_up() -> None:
         for number, each in enumerate(evaluation.runs, 1):
@@ -186,14 +180,12 @@ def measure_kv(
 
 def made_prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
     """Retrieval prompts, their needles before every window, then those that are decoded for longer."""
-    made = retrieval_prompts(
-        GENERATED,
-        switches.haystack,
+    made = generate(
         engine.target.tokenizer,
-        limit=None,
+        **asdict(switches.haystack.with_defaults()),
         seed=switches.seed,
-        switches=switches.chat,
         beyond=max((each.span for each in switches.parsed), default=0),
+        switches=switches.chat,
     )
     if switches.speed_prompts == NO_PROMPTS:
         return made
@@ -217,7 +209,6 @@ def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[dict[str, Any]]:
 
 
 def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, Arm]]:
-    """Empty arms and their engines: oracle, baseline, policies and their controls, ``no_needle``."""
     native = replace(engine, policy=NATIVE, restoration=None)
     oracle, baseline = measure.plain_arm(ORACLE, "oracle"), measure.our_arm(native, BASELINE, "baseline")
     arms = [(native, oracle), (native, baseline)]
@@ -233,10 +224,7 @@ def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, 
 
 
 def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
-    """Every policy to run, each with the control it is, or None for one under test.
-
-    Policies that restore alike but for their source belong together, and get the controls they lack.
-    """
+    """Every policy to run, each with the control it is; restoring ones get the controls they lack."""
     found: dict[KVPolicy, str | None] = {}
     for policy in policies:
         if policy.source is None:
@@ -249,41 +237,23 @@ def with_controls(policies: Sequence[KVPolicy]) -> dict[KVPolicy, str | None]:
     return found
 
 
-def _row(
-    engine: Engine,
-    prompt: Prompt,
-    tokens: Sequence[int],
-    outcome: Outcome,
-    *,
-    native: Callable[[tuple[int, ...]], Layers],
-    examined: set[tuple[int, ...]],
-) -> dict[str, Any]:
-    """A row; those of examined prompts say what the caches hold, and how far from native ones."""
-    found = None
-    if engine.policy != NATIVE and tuple(tokens) in examined:
-        found, use = examine(engine, tokens, outcome.tokens, native(tuple(tokens)))
-        outcome = outcome if outcome.kv is not None else replace(outcome, kv=use)
-    answer = answer_of(engine.target.tokenizer, tokens, outcome.text)
-    return sample(prompt, tokens, outcome, answer_text=answer, distortion=found)
-
-
 def examine(
     engine: Engine, tokens: Sequence[int], generated: Sequence[int], native: Layers
 ) -> tuple[Distortion, KVUse]:
-    """Run a prompt and what followed once more under the engine's policy; compare with native caches.
-
-    Of the layers that the policy applies to; plain numbers count as their dtype, codes as they are stored.
-    """
+    """Run a prompt and what followed once more; compare the policy's layers with native caches."""
     layers = engine.policy.chosen_layers(engine.target.target.model)
     with _prefilled(engine, tokens) as session:
         found = distortion(native, _rows(session.caches), layers)
         if generated[:-1]:  # the last token is in no cache
             session.take_in(generated[:-1])
-        return found, kv_use(session.caches) or _plain_use(session.caches, layers)
+        if (use := kv_use(session.caches)) is None:
+            ours = _rows(session.caches)
+            plain = [rows for layer in layers for rows in (ours[layer].keys, ours[layer].values)]
+            use = KVUse(tuple(layers), sum(r.size for r in plain), sum(r.nbytes for r in plain))
+        return found, use
 
 
 def held_after(engine: Engine, tokens: Sequence[int]) -> Layers:
-    """What caches of the engine's policy hold of a whole prompt, by layer."""
     with _prefilled(engine, tokens) as session:
         return _rows(session.caches)
 
@@ -331,11 +301,3 @@ def _rows(caches: Sequence[Any]) -> Layers:
     found = {layer: rows for layer, cache in enumerate(caches) if (rows := held(cache)) is not None}
     wait([(rows.keys, rows.values) for rows in found.values()])
     return found
-
-
-def _plain_use(caches: Sequence[Any], layers: Sequence[int]) -> KVUse:
-    """What some layers hold in plain numbers."""
-    found = _rows(caches)
-    pairs = [(found[layer].keys, found[layer].values) for layer in layers]
-    values = sum(keys.size + rows.size for keys, rows in pairs)
-    return KVUse(tuple(layers), values, sum(keys.nbytes + rows.nbytes for keys, rows in pairs))

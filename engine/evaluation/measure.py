@@ -1,8 +1,7 @@
 """One measuring loop for every evaluation: arms x prompts, interleaved.
 
-Every prompt (or batch) goes through all arms before the next one starts, every second one in reverse order,
-so that no arm is always first. A journal keeps finished rows; a later process does not run them again. A
-disturbed machine makes the loop start over, never a result.
+Every prompt (or batch) goes through all arms before the next one starts, every second one in reverse order.
+A journal keeps finished rows. A disturbed machine makes the loop start over, never a result.
 """
 
 import json
@@ -10,24 +9,25 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypedDict, cast
+from functools import partial
+from typing import Any, cast
 
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
 from engine.device import Runtime, threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.arms import OUR_LOOP, PLAIN_LOOP, plain, speculate, speculate_together
+from engine.evaluation.arms import plain, speculate, speculate_together
 from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.journal import Entry, Journal, fingerprint
-from engine.evaluation.prompts import Prompt, answer_of, chat_prompt, encode, raw_prompt
+from engine.evaluation.prompts import Prompt, answer_of, encode, raw_prompt
 from engine.evaluation.report import Arm, Report, now, sample
 from engine.generate import ChatSwitches, Messages, Outcome, SamplingOptions, token_limit
 from engine.restoration.loading import open_restoration
 from engine.restoration.sources import LEARNED
 from engine.target.attention import refuse_policy
-from evidence_format.model import Model, ReportRequest
+from evidence_format.model import OUR_LOOP, PLAIN_LOOP, Model, ReportRequest
 
 Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
 MakeRow = Callable[[Prompt, Sequence[int], Outcome], dict[str, Any]]
@@ -37,8 +37,6 @@ WARM_UPS = 4
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm, its prompts, and how to run them."""
-
     arm: Arm
     prompts: Sequence[Prompt]  # the same ids in the same order for every arm of a measurement
     encoded: Sequence[list[int]]
@@ -50,8 +48,6 @@ class ArmRun:
 
 @dataclass
 class Measured:
-    """How a measurement went."""
-
     order: list[tuple[str, str]] = field(default_factory=list)  # arm and prompt id of every row, as run
     restarts: list[dict[str, Any]] = field(default_factory=list)  # abandoned measurements, and why
     resumed: int = 0  # rows that an earlier process had finished
@@ -65,27 +61,24 @@ def measure(
     journal: Journal | None = None,
     watch: Callable[[], str | None] | None = None,
 ) -> Measured:
-    """Fill the arms of all runs, ``batch`` prompts per turn.
-
-    ``watch``, called after every turn, may give a reason to start over, at most `RESTARTS` times.
-    """
+    """Fill the arms; ``watch``, called after every turn, may give a reason to start over `RESTARTS` times."""
     measured = Measured(restarts=list(journal.restarts) if journal else [])
     kept = deque(journal.kept if journal else ())
     total = sum(len(run.prompts) for run in runs)
 
     def entry_of(run: ArmRun, part: slice) -> Entry:
         prompts = run.prompts[part]
+        ids = [prompt.id for prompt in prompts]
         if kept:
             entry = kept.popleft()
-            ids = [prompt.id for prompt in prompts]
-            if entry.arm != run.arm.name or [row["prompt_id"] for row in entry.rows] != ids:
+            if (entry.arm, [row["prompt_id"] for row in entry.rows]) != (run.arm.name, ids):
                 raise ConfigurationError(
                     f"the journal has rows of {entry.arm} where {run.arm.name} comes next; "
                     "use --no-resume to start over"
                 )
-            measured.resumed += len(entry.rows)
+            measured.resumed += len(ids)
             return entry
-        progress(len(measured.order), total, run.phase, prompts[0].id)
+        progress(len(measured.order), total, run.phase, ids[0])
         outcomes = run.run(run.encoded[part])
         rows = [run.row(*each) for each in zip(prompts, run.encoded[part], outcomes, strict=True)]
         entry = Entry(run.arm.name, rows, sum(outcome.drafter_forwards for outcome in outcomes))
@@ -93,18 +86,17 @@ def measure(
             journal.add(entry)
         return entry
 
-    def disturbed_after() -> str | None:
-        watched = watch if len(measured.restarts) < RESTARTS else None
+    while True:
+        reason, watched = None, watch if len(measured.restarts) < RESTARTS else None
         for turn in _turns(runs, batch):
             for run, part in turn:
                 entry = entry_of(run, part)
                 run.arm.add(entry.rows, entry.drafter_forwards)
                 measured.order.extend((run.arm.name, row["prompt_id"]) for row in entry.rows)
             if watched and not kept and (reason := watched()):
-                return reason
-        return None
-
-    while (reason := disturbed_after()) is not None:
+                break
+        if reason is None:
+            return measured
         abandoned = {"after_samples": len(measured.order), "reason": reason}
         if journal:
             journal.restart(abandoned)
@@ -113,7 +105,6 @@ def measure(
             run.arm.samples.clear()
             run.arm.drafter_forwards = 0
         progress(0, total, "measuring again", f"({reason})")
-    return measured
 
 
 def _turns(runs: Sequence[ArmRun], batch: int) -> Iterator[list[tuple[ArmRun, slice]]]:
@@ -127,20 +118,12 @@ def _turns(runs: Sequence[ArmRun], batch: int) -> Iterator[list[tuple[ArmRun, sl
         yield steps
 
 
-class EvaluationContext(TypedDict, total=False):
-    """What evaluations pass on to `Evaluation`."""
-
-    progress: Progress
-    request: ReportRequest | None
-    journal: Journal | None
-
-
 @dataclass
 class Evaluation:
     """One evaluation: create it before any work, `add` arms, `run` them, then build the `report`."""
 
     kind: str  # of the report
-    command: str  # as the configuration names it, which holds engine, switches and settings
+    command: str  # as the configuration names it
     engine: Engine
     switches: Any
     runtime: Runtime
@@ -148,13 +131,11 @@ class Evaluation:
     request: ReportRequest | None = None
     journal: Journal | None = None
     cards: dict[str, Model] = field(default_factory=dict)  # of models that only some arms run
-    settings: dict[str, Any] = field(default_factory=dict)
     resumable: bool = True  # the report counts the rows of earlier processes
 
     def __post_init__(self) -> None:
-        """Start the clock and the watch."""
         self.started, self.watch = now(), LoadWatch()
-        self.settings = configuration(self.engine, self.runtime, self.command, self.switches) | self.settings
+        self.settings = configuration(self.engine, self.runtime, self.command, self.switches)
         self.draft_length = self.engine.new_draft_length()
         self.batch: int = getattr(self.switches, "batch", 1)
         self.runs: list[ArmRun] = []
@@ -162,7 +143,6 @@ class Evaluation:
 
     @property
     def arms(self) -> list[Arm]:
-        """In the order of the report."""
         return [run.arm for run in self.runs]
 
     def add(
@@ -173,11 +153,11 @@ class Evaluation:
         phase: str,
         *,
         engine: Engine | None = None,
-        draft_length: DraftLength | None = None,
         options: SamplingOptions | None = None,
     ) -> None:
         """Add an arm that decodes the switches' ``max_tokens``, our loop in batches where they ask for it."""
-        used, length = engine or self.engine, draft_length or self.draft_length
+        used = engine or self.engine
+        length = self.draft_length if used.drafter else used.new_draft_length()
         batched = self.batch > 1 and arm.loop == OUR_LOOP
         most = self.switches.max_tokens
 
@@ -186,13 +166,12 @@ class Evaluation:
                 return speculate_together(used, some, most, length)
             return [run_arm(used, arm, tokens, most, length, options=options) for tokens in some]
 
-        row = scored_rows(used.target.tokenizer)
+        row = partial(scored_row, used.target.tokenizer)
         self.runs.append(ArmRun(arm, prompts, encoded, run, row, phase, batched))
 
     def run(
         self, warm_up: Callable[[], object] | None = None, watch: Callable[[], str | None] | None = None
     ) -> None:
-        """Open the journal, warm up, and fill the arms; see `measure`."""
         first = self.runs[0]
         if self.journal:
             marks = (self._environment(), self.settings, first.prompts, first.encoded, self.request)
@@ -207,7 +186,6 @@ class Evaluation:
 
     @property
     def total(self) -> int:
-        """Rows of all arms."""
         return sum(len(run.prompts) for run in self.runs)
 
     def warm_up(self) -> None:
@@ -253,8 +231,7 @@ class Evaluation:
         )
 
     def report_row(self, content: str | Messages, tokens: list[int], outcome: Outcome) -> Report:
-        """Build a report with one row of our loop, on a text or a conversation, and no claim."""
-        prompt = raw_prompt(content) if isinstance(content, str) else chat_prompt(content)
+        prompt = raw_prompt(content)
         arm = our_arm(self.engine, "speculative" if self.engine.drafter else "kakeya")
         arm.add([sample(prompt, tokens, outcome)], outcome.drafter_forwards)
         self.add(arm, [prompt], [tokens], "generating")
@@ -266,12 +243,10 @@ class Evaluation:
 
 
 def plain_arm(name: str, role: str = "baseline") -> Arm:
-    """An empty arm of mlx-lm's plain decoding."""
     return Arm(name, role, PLAIN_LOOP)
 
 
 def our_arm(engine: Engine, name: str, role: str = "sut", control: str | None = None) -> Arm:
-    """An empty arm of our loop with the engine's drafter, block and policy."""
     return Arm(
         name,
         role,
@@ -301,27 +276,15 @@ def under(engine: Engine, policy: KVPolicy) -> Engine:
 
 
 def run_arm(
-    engine: Engine,
-    arm: Arm,
-    tokens: Sequence[int],
-    max_tokens: int,
-    draft_length: DraftLength,
-    *,
-    options: SamplingOptions | None = None,
+    engine: Engine, arm: Arm, tokens: Sequence[int], max_tokens: int, length: DraftLength, **options: Any
 ) -> Outcome:
-    """One prompt through one arm."""
     if arm.loop == PLAIN_LOOP:
         return plain(engine.target, tokens, max_tokens, engine.options.prefill_chunk)
-    return speculate(engine, tokens, max_tokens, draft_length, options=options)
+    return speculate(engine, tokens, max_tokens, length, **options)
 
 
-def scored_rows(tokenizer: Any) -> MakeRow:
-    """Rows whose answer is the text without its reasoning."""
-
-    def row(prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
-        return sample(prompt, tokens, outcome, answer_text=answer_of(tokenizer, tokens, outcome.text))
-
-    return row
+def scored_row(tokenizer: Any, prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> dict[str, Any]:
+    return sample(prompt, tokens, outcome, answer_text=answer_of(tokenizer, tokens, outcome.text))
 
 
 def encode_all(
@@ -344,7 +307,6 @@ def encode_all(
 
 
 def models(engine: Engine) -> dict[str, Model]:
-    """The model cards of the environment block, by role."""
     drafter, restoration = engine.drafter, engine.restoration
     cards = {"target": target_card(engine.target)}
     if drafter and drafter.card:
@@ -355,7 +317,6 @@ def models(engine: Engine) -> dict[str, Model]:
 
 
 def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any) -> dict[str, Any]:
-    """Every switch of the run, flat; ``switches`` is the evaluation's own dataclass."""
     options = engine.options
     return {
         "command": command,
@@ -381,37 +342,30 @@ def _flattened(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, dict):
             flat |= _flattened(value)
-        elif isinstance(value, list | tuple):
-            flat[name] = json.dumps(value) if value else None
         else:
-            flat[name] = value
+            flat[name] = (json.dumps(value) if value else None) if isinstance(value, list | tuple) else value
     return flat
 
 
-def at_least(default: int | None, low: float = 1, high: float | None = None) -> Any:
+def at_least(default: int | None, low: float = 1, high: float = math.inf) -> Any:
     """A switch with bounds that `BoundedSwitches.check` checks; None is always allowed."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
 class BoundedSwitches:
-    """Dataclasses of switches whose bounds are with the fields."""
-
     def check(self) -> None:
-        """Raise ConfigurationError where a switch, or one of a group of switches, does not make sense."""
         for each in fields(cast(Any, self)):
-            value, low, high = getattr(self, each.name), each.metadata.get("low"), each.metadata.get("high")
+            value, bounds = getattr(self, each.name), each.metadata
             if hasattr(value, "check"):
                 value.check()
-            if low is None or value is None or low <= value <= (math.inf if high is None else high):
-                continue
-            bounds = f"be at least {low}" if high is None else f"lie in [{low}, {high}]"
-            raise ConfigurationError(f"--{each.name.replace('_', '-')} must {bounds}, not {value}")
+            if bounds and value is not None and not bounds["low"] <= value <= bounds["high"]:
+                low, high = bounds["low"], bounds["high"]
+                wanted = f"be at least {low}" if high == math.inf else f"lie in [{low}, {high}]"
+                raise ConfigurationError(f"--{each.name.replace('_', '-')} must {wanted}, not {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetSwitches(BoundedSwitches):
-    """What the command line can set about an evaluation over a set of prompts; see `load_prompts`."""
-
     prompts: str = "all"
     limit: int | None = at_least(8)
     max_tokens: int = at_least(96)
@@ -420,6 +374,5 @@ class SetSwitches(BoundedSwitches):
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise ConfigurationError for a value that is none of the choices."""
     if value not in choices:
         raise ConfigurationError(f"{name} {value!r} is not one of {', '.join(choices)}")

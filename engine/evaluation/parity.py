@@ -8,8 +8,7 @@ A *case* of a drafter alone is a folder with ``config.json``, ``model.safetensor
     round<i>_hidden [1, B, H], round<i>_logits [1, B, V], round<i>_path [1, B-1]    i from 1; path: DFlash 2
     reference []                                      the implementation's name, a text; may be missing
 
-A *case* of a pair is a folder with ``target/`` and ``drafter/``, each as the engine loads it, and
-``golden.npz`` of one greedy run:
+One of a pair holds ``target/`` and ``drafter/``, and in ``golden.npz`` what one greedy run made of a prompt:
 
     prompt [P]           the token ids it began with
     drafts [R, B-1]      what was drafted in each round; -1 behind the drafts of a shorter block
@@ -18,27 +17,22 @@ A *case* of a pair is a folder with ``target/`` and ``drafter/``, each as the en
     tokens [N]           all tokens: the first comes from the prompt, the others from the rounds
     reference []         as above
 
-Rounds with a full block are compared. The shorter ones at the end depend on how a loop runs out, so only
-their tokens are. Stored outputs are float32; ours are computed in float32, or in half precision to see what
-that costs.
-
-A target is compared with itself: what mlx-lm's `generate_step` makes of prompts is run again in rounds of
-several block lengths. Some keep only a part of their block, so that what is rolled back is in the
-figures; the reference are forwards of one token on the caches mlx-lm makes for itself.
+Of shorter blocks only the tokens are compared: those depend on how a loop runs out. A target is compared with
+itself: the text of `generate_step` is run again in blocks, partly rolled back, against forwards of one token.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import cycle, islice
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import mlx.core as mx
 import mlx_lm
 import numpy as np
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.decode import Step, decode
@@ -46,28 +40,21 @@ from engine.device import Runtime, fit_threads
 from engine.draft_length import FixedDraftLength
 from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter, likeliest_path
-from engine.errors import ConfigurationError, ModelError
+from engine.errors import ConfigurationError, ModelError, wrap_errors
 from engine.evaluation.arms import plain_steps
 from engine.evaluation.environment import LoadWatch, describe, target_card
-from engine.evaluation.measure import Progress
+from engine.evaluation.measure import BoundedSwitches, Progress, at_least, check_choice
 from engine.evaluation.prompts import Prompt, encode, load_prompts
 from engine.evaluation.report import Report, now
 from engine.evaluation.rounding import Run, paired_logits
 from engine.generate import token_limit
 from engine.networks.dflash import Context, DFlash
-from engine.networks.dflash2 import DFlash2, build_network
+from engine.networks.dflash2 import DFlash2
 from engine.networks.dflash_config import DFlashConfig
 from engine.sampling import Sampler
-from engine.target.folder import check_depth, read_json, require_file, tensor_shapes, weight_files
-from engine.target.loading import (
-    DTYPES,
-    SHIPPED_TARGET,
-    LoadedTarget,
-    fill_network,
-    load_drafter,
-    load_target,
-    opened,
-)
+from engine.target import loading
+from engine.target.folder import require_file, weight_files
+from engine.target.loading import DTYPES, SHIPPED_TARGET, LoadedTarget
 from engine.target.model import Target
 from evidence_format.claims import FEWEST_EQUAL
 from evidence_format.model import Implementation, Model, ReportRequest
@@ -105,15 +92,12 @@ class RoundParity:
 
 @dataclass(frozen=True)
 class Parity:
-    """All rounds of all cases in the order run, the largest difference that passes, and the dtype of ours."""
-
     rounds: tuple[RoundParity, ...]
     tolerance: float
     dtype: str = "float32"
 
     @property
     def passed(self) -> bool:
-        """Whether every round did."""
         return all(self._passes(item) for item in self.rounds)
 
     def _passes(self, item: RoundParity) -> bool:
@@ -125,7 +109,6 @@ class Parity:
         return close and equal and item.argmax_agreement >= FEWEST_EQUAL.get(self.dtype, 1.0)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rounds as a report has them; a difference that is not finite is null."""
         return [
             asdict(item) | {name: finite(getattr(item, name)) for name in DIFFERENCES} for item in self.rounds
         ]
@@ -134,16 +117,13 @@ class Parity:
         """For the JSON line: what was not compared is left out."""
         cases = []
         for item, row in zip(self.rounds, self.rows(), strict=True):
-            del row["rows"]
-            for name in ("hidden_max_abs", "tokens_equal"):
-                if getattr(item, name) is None:
-                    del row[name]
-            cases.append(row | {"passed": self._passes(item)})
+            absent = [name for name in ("hidden_max_abs", "tokens_equal") if getattr(item, name) is None]
+            shown = {name: value for name, value in row.items() if name not in ("rows", *absent)}
+            cases.append(shown | {"passed": self._passes(item)})
         return {"kind": "parity", "cases": cases, "tolerance": self.tolerance, "passed": self.passed}
 
 
 def finite(value: float | None) -> float | None:
-    """The number, or None where there is none or it is not finite."""
     return value if value is not None and isfinite(value) else None
 
 
@@ -155,12 +135,11 @@ def on_host(array: mx.array) -> Array:
 def largest_difference(ours: Array, reference: Array) -> float:
     """Largest absolute difference; infinity where one is not finite, so that it cannot pass."""
     difference = np.abs(ours.astype(np.float64) - reference)
-    return float(difference.max()) if np.isfinite(difference).all() else float("inf")
+    return float(difference.max()) if np.isfinite(difference).all() else inf
 
 
-def check_tolerance(tolerance: float) -> float:
-    """The tolerance; ConfigurationError where it is not a number of at least 0."""
-    if not 0 <= tolerance < float("inf"):
+def _checked(tolerance: float) -> float:
+    if not 0 <= tolerance < inf:
         raise ConfigurationError(f"--tolerance must be a number of at least 0, not {tolerance}")
     return tolerance
 
@@ -168,27 +147,24 @@ def check_tolerance(tolerance: float) -> float:
 class StoredArrays(dict[str, Array]):
     """The arrays of an npz file, each checked by `take`; nothing pickled is ever loaded."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, largest: float = inf) -> None:
         self.file = file
         if not file.exists():
             raise ModelError(f"{file} is missing")
         require_file(file)
-        try:
+        with wrap_errors(lambda reason: ModelError(f"{file} is corrupt: {reason}")):
+            with ZipFile(file) as packed:
+                size = sum(item.file_size for item in packed.infolist())
+            if size > largest:
+                raise ModelError(f"{file} holds {size:,} bytes of arrays; at most {largest:,} are compared")
             with np.load(file, allow_pickle=False) as stored:
                 super().__init__({name: np.asarray(value) for name, value in stored.items()})
-        except Exception as error:  # zip, zlib and numpy raise many kinds; all of them are the file's fault
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ModelError(f"{file} is corrupt: {reason}") from None
 
     def refuse(self, problem: str) -> ModelError:
-        """An error about this file."""
         return ModelError(f"{self.file}: {problem}")
 
     def take(self, name: str, kinds: str, *shape: int | None, finite: bool = True) -> Array:
-        """An array of one of numpy's `kinds` of types; reals become float32.
-
-        A size of None may be any but 0. Stored outputs need not be `finite`: then they fail the comparison.
-        """
+        """An array of one of numpy's `kinds`; a size of None may be any but 0, reals become float32."""
         if name not in self:
             raise ModelError(f"{self.file} lacks {name}")
         value = self[name]
@@ -206,13 +182,11 @@ class StoredArrays(dict[str, Array]):
         return value
 
     def take_tokens(self, name: str, vocabulary: int, *shape: int | None) -> Array:
-        """An array of token ids."""
         value = self.take(name, WHOLES, *shape)
         self.check_tokens(name, value, vocabulary)
         return value
 
     def check_tokens(self, name: str, tokens: Array, vocabulary: int) -> None:
-        """Raise ModelError for tokens that are not in the vocabulary."""
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise self.refuse(f"{name} holds tokens outside the vocabulary of {vocabulary}")
 
@@ -229,8 +203,6 @@ class StoredArrays(dict[str, Array]):
 
 @dataclass(frozen=True)
 class Case:
-    """A case of a drafter alone: the network and the reference arrays, read and checked."""
-
     name: str
     network: DFlash
     arrays: StoredArrays
@@ -238,26 +210,12 @@ class Case:
 
     @classmethod
     def read(cls, folder: Path, dtype: str = "float32") -> "Case":
-        """Read and check one case; ``dtype`` is what the network is computed in."""
-        config_file, raw = folder / "config.json", read_json(folder / "config.json")
-        files = weight_files(folder)
-        check_depth(config_file, raw, tensor_shapes(files))
-        try:
-            config: DFlashConfig = opened(folder, "config.json", lambda: DFlashConfig.from_dict(raw))
-        except ModelError as error:
-            raise ModelError(f"{config_file}: {error}") from None
-        network = opened(folder, "config.json", lambda: build_network(config))
-        fill_network(folder, files, network, raw.get("quantization"))
-        network.set_dtype(DTYPES[dtype])
-        for name, value in dict(tree_flatten(network.parameters())).items():
-            if not mx.all(mx.isfinite(value)).item():
-                raise ModelError(f"{folder}: {name} holds NaN or infinite weights")
+        network = loading.load_network(folder, dtype)[0]
         arrays = StoredArrays(folder / GOLDEN)
-        _check_drafter_arrays(arrays, config)
+        _check_drafter_arrays(arrays, network.config)
         return cls(folder.resolve().name, network, arrays, DTYPES[dtype])
 
     def compare(self) -> Iterator[RoundParity]:
-        """Run the rounds one after another, as drafting would."""
         network, arrays, context = self.network, self.arrays, Context(self.network.config)
         head = self._ours("target_lm_head").T
         spans = arrays["spans"].tolist()
@@ -271,18 +229,12 @@ class Case:
                 path = likeliest_path(network.candidate_selector(hidden[0, 1:], logits[0, 1:], bonus)).tokens
                 path_equal = bool(np.array_equal(np.array(path), arrays[f"round{number}_path"][0]))
             ours, reference = on_host(logits), arrays[f"round{number}_logits"]
-            yield RoundParity(
-                case=self.name,
-                round=number,
-                hidden_max_abs=largest_difference(on_host(hidden), arrays[f"round{number}_hidden"]),
-                logits_max_abs=largest_difference(ours, reference),
-                argmax_agreement=float((ours.argmax(-1) == reference.argmax(-1)).mean()),
-                path_equal=path_equal,
-                rows=len(block),
-            )
+            hidden_max = largest_difference(on_host(hidden), arrays[f"round{number}_hidden"])
+            logits_max = largest_difference(ours, reference)
+            equal = float((ours.argmax(-1) == reference.argmax(-1)).mean())
+            yield RoundParity(self.name, number, hidden_max, logits_max, equal, path_equal, len(block))
 
     def _ours(self, name: str, rows: Any = slice(None)) -> mx.array:
-        """An array of the case, or some of its first axis's rows, in the dtype of the network."""
         return mx.array(self.arrays[name][rows]).astype(self.dtype)
 
 
@@ -307,8 +259,6 @@ def _check_drafter_arrays(arrays: StoredArrays, config: DFlashConfig) -> None:
 
 @dataclass(frozen=True)
 class PairCase:
-    """A case of a target and a drafter, read and checked; the first `full_rounds` have a full block."""
-
     name: str
     target: Target
     network: DFlash
@@ -317,9 +267,8 @@ class PairCase:
 
     @classmethod
     def read(cls, folder: Path, dtype: str = "float32") -> "PairCase":
-        """Read and check one case; ``dtype`` is what both models are computed in."""
         target = open_target(folder / TARGET, dtype).target
-        drafter = load_drafter(folder / DRAFTER, target, dtype).drafter
+        drafter = loading.load_drafter(folder / DRAFTER, target, dtype).drafter
         if not isinstance(drafter, BlockDrafter):
             raise ModelError(f"{folder / DRAFTER} is a drafter of the kind {drafter.name}, not a DFlash one")
         arrays = StoredArrays(folder / GOLDEN)
@@ -327,7 +276,6 @@ class PairCase:
         return cls(folder.resolve().name, target, drafter.network, arrays, full)
 
     def compare(self) -> Iterator[RoundParity]:
-        """Run our loop from the prompt and compare the rounds with a full block."""
         arrays, tokens = self.arrays, self.arrays["tokens"].tolist()
         rows = arrays["drafts"].shape[1]
         drafter = _RecordingDrafter(self.network)
@@ -346,7 +294,7 @@ class PairCase:
             position += count
             if index == self.full_rounds - 1:
                 same = same and _emitted(rest, len(tokens) - position) == tokens[position:]
-            difference, agreement = float("inf"), 0.0  # of ours that emitted more, and has run out
+            difference, agreement = inf, 0.0  # of ours that emitted more, and has run out
             ran = bool(own) and own[0].round is not None and own[0].round.block == rows + 1
             if ran:
                 drafts, logits = map(on_host, drafter.drafted[index])
@@ -369,7 +317,6 @@ class _RecordingDrafter(BlockDrafter):
         self._logits: mx.array
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
-        """See `Drafter.propose`."""
         draft = super().propose(bonus, count, sampler)
         self.drafted.append((draft.tokens, self._logits))
         return draft
@@ -380,7 +327,6 @@ class _RecordingDrafter(BlockDrafter):
 
 
 def _check_pair_arrays(arrays: StoredArrays, vocabulary: int) -> int:
-    """Check the arrays of a pair; return how many rounds have a full block."""
     for name in ("prompt", "tokens"):
         arrays.take_tokens(name, vocabulary, None)
     drafts = arrays.take("drafts", WHOLES, None, None)
@@ -407,53 +353,37 @@ def _check_pair_arrays(arrays: StoredArrays, vocabulary: int) -> int:
 
 def case_folders(folder: Path) -> list[Path]:
     """The folder itself if it is a case, else its subfolders that hold anything of a case, sorted."""
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder; give a case or a folder of cases")
-    try:
-        found = (
-            [folder] if _is_case(folder) else [path for path in sorted(folder.iterdir()) if _is_case(path)]
-        )
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
+    with wrap_errors(lambda reason: ModelError(f"{folder} cannot be read: {reason}")):
+        if not folder.is_dir():
+            raise ModelError(f"{folder} is not a folder; give a case or a folder of cases")
+        found = [each for each in (folder, *sorted(folder.iterdir())) if _is_case(each)]
     if not found:
         raise ModelError(
             f"{folder} holds no case: config.json, model.safetensors and {GOLDEN}, "
             f"or {TARGET}, {DRAFTER} and {GOLDEN}"
         )
-    return found
+    return found[:1] if found[0] == folder else found
 
 
 def _is_case(folder: Path) -> bool:
-    parts = [(folder / part / "config.json").exists() for part in (TARGET, DRAFTER)]
-    return all(parts) or any((folder / part).exists() for part in ("config.json", GOLDEN))
+    return any((folder / part).exists() for part in ("config.json", GOLDEN, f"{TARGET}/config.json"))
 
 
 def _is_pair(folder: Path) -> bool:
     """Whether a case has a target; a drafter alone has its config.json in the folder."""
-    parts = [(folder / part).exists() for part in (TARGET, DRAFTER)]
-    return any(parts) and not (folder / "config.json").exists()
+    has_part = any((folder / part).exists() for part in (TARGET, DRAFTER))
+    return has_part and not (folder / "config.json").exists()
 
 
 def compare_all(
     folder: Path, tolerance: float | None = None, *, dtype: str = "float32"
 ) -> tuple[Parity, Implementation]:
-    """Compare a case, or every case in a folder of cases. All are read before the first is computed.
-
-    Args:
-        folder: one case, or a folder whose subfolders are cases, of either layout.
-        tolerance: largest difference that passes; None for that of the dtype.
-        dtype: what ours is computed in.
-
-    Returns:
-        The rounds, and the reference: the names that the cases say, and a digest over their files.
-    """
+    """Compare a case, or every case in a folder; all are read before the first is computed."""
     folders = case_folders(folder)
     pairs = [path for path in folders if _is_pair(path)]
     # Logits of a pair come from hidden states of forwards over blocks.
     tolerances = TARGET_TOLERANCES if pairs else TOLERANCES
-    if dtype not in tolerances:
-        raise ConfigurationError(f"--dtype {dtype!r} is not one of {', '.join(tolerances)}")
-    largest = check_tolerance(tolerances[dtype] if tolerance is None else tolerance)
+    largest = _checked(tolerances[dtype] if tolerance is None else tolerance)
     cases = [PairCase.read(path, dtype) if path in pairs else Case.read(path, dtype) for path in folders]
     names = {name for case in cases if (name := case.arrays.reference) is not None}
     parity = Parity(tuple(item for case in cases for item in case.compare()), largest, dtype)
@@ -463,7 +393,6 @@ def compare_all(
 
 
 def _case_files(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """The configurations, weights and stored outputs of cases, with their names."""
     for case in folders:
         for model in (case / TARGET, case / DRAFTER) if _is_pair(case) else (case,):
             for file in (model / "config.json", *weight_files(model)):
@@ -477,8 +406,7 @@ def _digest(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def open_target(model: Path | None, dtype: str | None) -> LoadedTarget:
-    """The target of a folder, or the shipped one."""
-    target = load_target(model or SHIPPED_TARGET, dtype)
+    target = loading.load_target(model or SHIPPED_TARGET, dtype)
     fit_threads(target.target.hidden_size)
     return target
 
@@ -492,47 +420,31 @@ def compare_target(
     tolerance: float | None = None,
     progress: Progress,
 ) -> Parity:
-    """Compare the logits of blocks and of single tokens along what plain decoding makes of the prompts.
-
-    Args:
-        target: the model.
-        prompts: where to begin.
-        max_tokens: tokens a text.
-        chunk: prompt positions per forward.
-        tolerance: largest difference of a logit that passes; None for that of the model's dtype.
-        progress: told of each prompt.
-    """
+    """Compare the logits of blocks and of single tokens along what plain decoding makes of the prompts."""
     dtype = target.card.dtype
     usual = TARGET_TOLERANCES.get(dtype, TARGET_TOLERANCES["bfloat16"])
-    largest = check_tolerance(usual if tolerance is None else tolerance)
+    largest = _checked(usual if tolerance is None else tolerance)
     if max_tokens < 2:
         raise ConfigurationError(f"--max-tokens must be at least 2, not {max_tokens}")
     encoded = [encode(p, target.tokenizer, target.target.vocab_size, target.context) for p in prompts]
+    model = target.target.model
     rounds: list[RoundParity] = []
     for done, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
         progress(done, len(prompts), "comparing", prompt.id)
-        rounds.extend(
-            _compare_text(target, prompt.id, tokens, token_limit(target, len(tokens), max_tokens), chunk)
-        )
+        count = token_limit(target, len(tokens), max_tokens)
+        text = [int(token) for token, _ in plain_steps(model, tokens, count, chunk, make_prompt_cache(model))]
+        run = Run(tokens, text, list(islice(cycle(ROUNDS), len(text))))
+        for number, pair in enumerate(paired_logits(target, run, chunk), 1):
+            ours, singles = map(on_host, pair)
+            difference, equal = largest_difference(ours, singles), ours.argmax(-1) == singles.argmax(-1)
+            rounds.append(
+                RoundParity(prompt.id, number, None, difference, float(equal.mean()), None, ours.shape[1])
+            )
     progress(len(prompts), len(prompts), "comparing", "done")
     return Parity(tuple(rounds), largest, dtype)
 
 
-def _compare_text(
-    target: LoadedTarget, case: str, prompt: Sequence[int], count: int, chunk: int
-) -> Iterator[RoundParity]:
-    """The rounds of one text."""
-    model = target.target.model
-    text = [int(token) for token, _ in plain_steps(model, prompt, count, chunk, make_prompt_cache(model))]
-    run = Run(prompt, text, list(islice(cycle(ROUNDS), len(text))))
-    for number, pair in enumerate(paired_logits(target, run, chunk), 1):
-        ours, singles = map(on_host, pair)
-        equal = float((ours.argmax(-1) == singles.argmax(-1)).mean())
-        yield RoundParity(case, number, None, largest_difference(ours, singles), equal, None, ours.shape[1])
-
-
 def plain_reference() -> Implementation:
-    """mlx-lm's plain decoding, and the digest of mlx-lm's own Python files."""
     package = Path(mlx_lm.__file__).resolve().parent
     files = ((file.relative_to(package).as_posix(), file) for file in sorted(package.rglob("*.py")))
     name = f"mlx_lm {version('mlx-lm')} (generate_step's text, token by token on its own caches)"
@@ -540,63 +452,46 @@ def plain_reference() -> Implementation:
 
 
 @dataclass(frozen=True)
-class ParitySwitches:
-    """What the command line can set about a comparison."""
-
+class ParitySwitches(BoundedSwitches):
     golden: Path | None = None  # a case or a folder of cases
     target: bool = False  # compare a target with plain decoding
     model: Path | None = None  # the target's folder
     prompts: str = "all"  # of a target, as the next three
-    limit: int = 2
+    limit: int = at_least(2)
     max_tokens: int = 48
-    prefill_chunk: int = 2048
+    prefill_chunk: int = at_least(2048)
     dtype: str | None = None
     tolerance: float | None = None
     reference: str | None = None  # name of the implementation behind the cases
 
     def check(self) -> None:
-        """Raise ConfigurationError where it is not clear what to compare, or a number makes no sense."""
+        super().check()
         if (self.golden is not None) == self.target:
             raise ConfigurationError("give either --golden DIR or --target")
         if self.target and self.reference is not None:
             raise ConfigurationError("--reference names who made stored outputs; leave it out with --target")
-        for name in ("limit", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigurationError(f"{flag} must be at least 1, not {getattr(self, name)}")
+        if self.dtype is not None:
+            check_choice("--dtype", self.dtype, tuple(DTYPES))
 
 
 def measure_parity(
     switches: ParitySwitches, runtime: Runtime, *, progress: Progress, request: ReportRequest | None = None
 ) -> tuple[Parity, Report]:
-    """Compare, and report it. The report claims parity within the tolerance, whatever came out.
-
-    Raises:
-        ConfigurationError: a switch does not make sense.
-        ModelError: a case or the target cannot be used.
-        PromptError: a prompt cannot be used.
-    """
+    """Compare, and report it. The report claims parity within the tolerance, whatever came out."""
     switches.check()
     started, watch = now(), LoadWatch()
     models: dict[str, Model] = {}
     if switches.golden is not None:
-        parity, reference = compare_all(
-            switches.golden, switches.tolerance, dtype=switches.dtype or "float32"
-        )
+        dtype = switches.dtype or "float32"
+        parity, reference = compare_all(switches.golden, switches.tolerance, dtype=dtype)
         if switches.reference is not None:
             reference = reference.model_copy(update={"implementation": switches.reference})
         own: dict[str, Any] = {"command": "parity --golden", "golden": switches.golden.resolve().name}
     else:
         prompts = load_prompts(switches.prompts, switches.limit)
         target = open_target(switches.model, switches.dtype)
-        parity = compare_target(
-            target,
-            prompts,
-            switches.max_tokens,
-            switches.prefill_chunk,
-            tolerance=switches.tolerance,
-            progress=progress,
-        )
+        most, chunk = switches.max_tokens, switches.prefill_chunk
+        parity = compare_target(target, prompts, most, chunk, tolerance=switches.tolerance, progress=progress)
         models["target"], reference = target_card(target), plain_reference()
         own = {name: getattr(switches, name) for name in ("prompts", "limit", "max_tokens", "prefill_chunk")}
         own["command"] = "parity --target"

@@ -1,15 +1,13 @@
 """Prompts: the shipped sets, a user's own files, their tokens, and the answer in a model's text.
 
 A file holds one JSON object per line: ``id``, ``kind`` (code, chat, retrieval or a name of your own), and
-either ``prompt`` (raw text) or ``messages`` (for the model's chat template). Retrieval prompts add
-``needle`` (the sentence of the prompt that holds the answer), ``answer`` and ``depth`` (0 to 1);
-``instruction`` may say what the prompt asks beyond its content, so that foreign instructions are
-recognised. Files of gsm8k, HumanEval, MBPP and MT-bench are read as published.
+either ``prompt`` (raw text) or ``messages``. Retrieval prompts add ``needle`` (the sentence of the prompt
+that holds the answer), ``answer`` and ``depth`` (0 to 1); ``instruction`` may say what the prompt asks beyond
+its content. Files of gsm8k, HumanEval, MBPP and MT-bench are read as published.
 """
 
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -20,7 +18,7 @@ from typing import Any
 
 from engine import generate
 from engine.errors import PromptError, wrap_errors
-from engine.generate import ChatSwitches
+from engine.generate import ChatSwitches, Messages
 from evidence_format.prompt_sets import known_sets
 from evidence_format.text import BARE_SETS, MARKS, prompt_set, text_digest, without_reasoning
 
@@ -36,8 +34,6 @@ TAIL = 16  # tokens of a prompt in which the template may have opened the reason
 
 @dataclass(frozen=True)
 class Needle:
-    """The fact a retrieval prompt asks for."""
-
     sentence: str
     answer: str
     depth: float
@@ -45,8 +41,6 @@ class Needle:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as read from a file."""
-
     id: str
     kind: str
     text: str | None
@@ -56,7 +50,6 @@ class Prompt:
 
     @property
     def content(self) -> str | tuple[tuple[str, str], ...]:
-        """The text, or the messages."""
         return (self.text or "") if self.messages is None else self.messages
 
     @property
@@ -65,7 +58,6 @@ class Prompt:
         return text_digest(json.dumps(self.text if self.messages is None else self.messages))
 
     def without_needle(self) -> "Prompt":
-        """The same prompt with the needle's sentence cut out."""
         if self.needle is None or self.text is None:
             raise PromptError(f"prompt {self.id} has no needle to take out")
         before, _, after = self.text.partition(self.needle.sentence)
@@ -84,29 +76,25 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
         raise PromptError(f"prompts: {name!r} is neither all, {', '.join(SHIPPED_SETS)} nor a file")
     files = [SHIPPED / f"{part}.jsonl" for part in names] if is_shipped else [Path(name)]
     prompts = [prompt for file in files for prompt in _read(file)]
-    if not is_shipped:
-        _refuse_shipped(prompts)
-    sources: dict[str, str] = {}
-    for prompt in prompts:
-        if (other := sources.setdefault(prompt.source_sha256, prompt.id)) != prompt.id:
-            raise PromptError(f"{other} and {prompt.id} are the same prompt; remove one")
-    counts = Counter(prompt.id for prompt in prompts)
-    if twice := sorted(identifier for identifier, times in counts.items() if times > 1):
-        raise PromptError(f"{name}: id {twice[0]!r} occurs twice")
-    if seed:
-        Random(seed).shuffle(prompts)  # noqa: S311 - a reproducible draw, nothing secret
-    kinds = {prompt.kind: count() for prompt in prompts}
-    return [prompt for prompt in prompts if next(kinds[prompt.kind]) < (inf if limit is None else limit)]
-
-
-def _refuse_shipped(prompts: Sequence[Prompt]) -> None:
     known = known_sets()  # the gate knows them by digest, and expects all that a set and its limit select
-    for prompt in prompts:
+    for prompt in () if is_shipped else prompts:
         if shipped := known.ids.get(prompt.source_sha256):
             kind = prompt_set(shipped)
             raise PromptError(f"prompt {prompt.id} belongs to the shipped set {kind}; use --prompts {kind}")
         if prompt.id in known.prompts:
             raise PromptError(f"the id {prompt.id} is taken by a shipped prompt; rename this one")
+    sources: dict[str, str] = {}
+    identifiers: set[str] = set()
+    for prompt in prompts:
+        if (other := sources.setdefault(prompt.source_sha256, prompt.id)) != prompt.id:
+            raise PromptError(f"{other} and {prompt.id} are the same prompt; remove one")
+        if prompt.id in identifiers:
+            raise PromptError(f"{name}: id {prompt.id!r} occurs twice")
+        identifiers.add(prompt.id)
+    if seed:
+        Random(seed).shuffle(prompts)  # noqa: S311 - a reproducible draw, nothing secret
+    kinds = {prompt.kind: count() for prompt in prompts}
+    return [prompt for prompt in prompts if next(kinds[prompt.kind]) < (inf if limit is None else limit)]
 
 
 def refuse_unsound(prompts: Sequence[Prompt]) -> None:
@@ -135,12 +123,10 @@ def refuse_unsound(prompts: Sequence[Prompt]) -> None:
 def encode(
     prompt: Prompt, tokenizer: Any, vocab_size: int, context: int | None, switches: ChatSwitches | None = None
 ) -> list[int]:
-    """Token ids of a prompt; see `engine.generate.encode`."""
     return generate.encode(prompt.content, tokenizer, vocab_size, context, switches, name=prompt.id)
 
 
 def tokens_of(prompt: Prompt, tokenizer: Any, switches: ChatSwitches) -> list[int]:
-    """Token ids of a prompt, however many; see `engine.generate.tokens_of`."""
     return generate.tokens_of(prompt.content, tokenizer, switches, prompt.id)
 
 
@@ -151,14 +137,10 @@ def answer_of(tokenizer: Any, prompt: Sequence[int], text: str) -> str:
     return without_reasoning(text, next(opened, None))
 
 
-def raw_prompt(text: str, identifier: str = "prompt") -> Prompt:
-    """A prompt given on the command line."""
-    return Prompt(identifier, "raw", text)
-
-
-def chat_prompt(messages: Sequence[tuple[str, str]], identifier: str = "prompt") -> Prompt:
-    """A conversation given on the command line, as (role, content) pairs."""
-    return Prompt(identifier, "chat", None, tuple(messages))
+def raw_prompt(content: str | Messages, identifier: str = "prompt") -> Prompt:
+    if isinstance(content, str):
+        return Prompt(identifier, "raw", content)
+    return Prompt(identifier, "chat", None, tuple(content))
 
 
 def _read(file: Path) -> list[Prompt]:

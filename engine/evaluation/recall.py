@@ -1,16 +1,14 @@
 """Needle in a haystack: does the system under test still find what the plain model finds?
 
-Arms: our loop, the oracle (mlx-lm's plain decoding with the model's own caches), and the control
-``no_needle``: our loop on the same prompts without the needle, which must find nothing. Where keys and
-values are restored, two more controls restore them from another source: ``exact`` must find what the oracle
-finds, ``noise`` nothing. Greedy; the answer is searched in the text without its reasoning. Our loop may
-decode prompts in batches; the oracle never does.
+Arms: our loop, perhaps in batches, the oracle (mlx-lm's plain decoding), and the control ``no_needle``: our
+loop without the needle, which must find nothing. Where keys and values are restored, two more controls
+restore them from another source: ``exact`` must find what the oracle finds, ``noise`` nothing.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any
 
 from engine.cache.policy import KVPolicy
 from engine.config import Engine
@@ -31,8 +29,6 @@ DEPTHS = 12  # recall is reported for each of at most so many depths
 
 @dataclass(frozen=True, kw_only=True)
 class RecallSwitches(measure.SetSwitches):
-    """What the command line can set about a recall evaluation."""
-
     prompts: str = "retrieval"
     limit: int | None = measure.at_least(None)
     max_tokens: int = measure.at_least(16)
@@ -43,13 +39,8 @@ class RecallSwitches(measure.SetSwitches):
 
 
 def measure_recall(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    switches: RecallSwitches,
-    runtime: Runtime,
-    **context: Unpack[measure.EvaluationContext],
+    engine: Engine, prompts: Sequence[Prompt], switches: RecallSwitches, runtime: Runtime, **context: Any
 ) -> Report:
-    """Run the arms over prompts that have a needle and prove something, see `refuse_unsound`."""
     switches.check()
     if switches.batch > 1 and engine.options.single_graph:
         raise ConfigurationError("--single-graph diagnoses one sequence at a time; leave out --batch")
@@ -59,10 +50,7 @@ def measure_recall(
     emptied = [prompt.without_needle() for prompt in prompts]
     full, empty = (measure.encode_all(engine, some, switches.chat) for some in (prompts, emptied))
     refuse_unsound(prompts)
-    compiled = engine.options.compiled and switches.batch == 1
-    evaluation = measure.Evaluation(
-        "recall", "eval recall", engine, switches, runtime, **context, settings={"compiled": compiled}
-    )  # fmt: skip
+    evaluation = measure.Evaluation("recall", "eval recall", engine, switches, runtime, **context)
     name = "speculative" if engine.drafter else "kakeya"
     arms = [
         (measure.our_arm(engine, name), engine),
@@ -76,7 +64,15 @@ def measure_recall(
         asked, tokens = (emptied, empty) if arm.name == CONTROL else (prompts, full)
         evaluation.add(arm, asked, tokens, f"recalling {arm.name}", engine=of)
     evaluation.run()
-    return evaluation.report(_claims(engine.policy, name, switches), "recall")
+    claims: list[dict[str, Any]] = []
+    if switches.claim == "parity" or (switches.claim == "auto" and engine.policy.kind in LOSSLESS):
+        claims.append({"name": "recall_parity", "arm": name, "baseline": ORACLE})
+    if engine.policy.source in MEANINGFUL:
+        claims.append({"name": "restoration", "arm": name})
+    if switches.min_recall is not None:
+        claims.append({"name": "recall", "arm": name, "at_least": switches.min_recall})
+    compiled = engine.options.compiled and switches.batch == 1
+    return evaluation.report(claims, "recall", compiled=compiled)
 
 
 def reach(policy: KVPolicy) -> int:
@@ -89,17 +85,6 @@ def restoring_controls(policy: KVPolicy) -> dict[str, KVPolicy]:
     if policy.source is None:
         return {}
     return {source: replace(policy, source=source) for source in RESTORING_CONTROLS}
-
-
-def _claims(policy: KVPolicy, name: str, switches: RecallSwitches) -> list[dict[str, Any]]:
-    claims: list[dict[str, Any]] = []
-    if switches.claim == "parity" or (switches.claim == "auto" and policy.kind in LOSSLESS):
-        claims.append({"name": "recall_parity", "arm": name, "baseline": ORACLE})
-    if policy.source in MEANINGFUL:
-        claims.append({"name": "restoration", "arm": name})
-    if switches.min_recall is not None:
-        claims.append({"name": "recall", "arm": name, "at_least": switches.min_recall})
-    return claims
 
 
 def recall_by_depth(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -1,17 +1,17 @@
 """The evidence report ``kakeya.evidence/1``: rows, the figures derived from them, and the file.
 
-Figures come from the rows as the file has them, rounded, so that a reader who recomputes them gets the same
-numbers. Only the drafter's forwards are counted apart, where its network ran: a drafter that drafts without
-it is noticed.
+Figures come from the rows as the file has them, rounded, so that a reader computes the same. Only the
+drafter's forwards are counted where its network ran, so that drafts made without it are noticed.
 """
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import token_hex
 from statistics import median
 from typing import Any
 
@@ -30,8 +30,6 @@ Row = dict[str, Any]
 
 @dataclass
 class Arm:
-    """One system under measurement and its rows."""
-
     name: str
     role: str  # sut, baseline, oracle or control
     loop: str
@@ -44,12 +42,10 @@ class Arm:
     drafter_forwards: int = 0  # behind the samples, for `liveness`; the rows do not hold them
 
     def add(self, rows: Sequence[Row], drafter_forwards: int) -> None:
-        """Add rows, and the forwards of the drafter's network behind them."""
         self.samples.extend(rows)
         self.drafter_forwards += drafter_forwards
 
     def document(self) -> dict[str, Any]:
-        """The arm as the report has it."""
         system = ("loop", "drafter", "block", "kv", "restoration")
         return {
             **{key: getattr(self, key) for key in ("name", "role", "control")},
@@ -90,13 +86,7 @@ def sample(
         "finish_reason": outcome.finish,
         "path": outcome.path,
         "rounds": [
-            {
-                "block": item.block,
-                "accepted": item.accepted,
-                "draft_s": round(item.draft_s, DIGITS),
-                "verify_s": round(item.verify_s, DIGITS),
-            }
-            for item in outcome.rounds
+            {name: round(value, DIGITS) for name, value in vars(item).items()} for item in outcome.rounds
         ],
         "cache": {
             "classes": outcome.cache_classes,
@@ -124,7 +114,6 @@ def sample(
 
 
 def needle_fields(needle: Needle, prompt: str, answer: str, text: str) -> dict[str, Any]:
-    """What a prompt hides, and whether the answer has it."""
     wanted = needle.answer
     return {
         "needle": needle.sentence,
@@ -140,8 +129,6 @@ def needle_fields(needle: Needle, prompt: str, answer: str, text: str) -> dict[s
 
 @dataclass(frozen=True)
 class Report:
-    """A finished report."""
-
     document: dict[str, Any]
 
     @classmethod
@@ -161,11 +148,10 @@ class Report:
         parity: dict[str, Any] | None = None,
         request: ReportRequest | None = None,
     ) -> "Report":
-        """Put the parts together and derive the rest."""
-        document: dict[str, Any] = {"schema": SCHEMA_ID, "kind": kind}
-        if request is not None:
-            document["request"] = request.model_dump()
-        document |= {
+        document: dict[str, Any] = {
+            "schema": SCHEMA_ID,
+            "kind": kind,
+            **({"request": request.model_dump()} if request is not None else {}),
             "started_at": stamp(started),
             "finished_at": stamp(now()),
             "claims": claims,
@@ -185,46 +171,39 @@ class Report:
         return cls(document)
 
     def write(self, path: Path) -> None:
-        """Write the file whole or not at all."""
         write_document(path, self.document)
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Write a report, or a record about one, whole or not at all."""
     data = json.dumps(document, allow_nan=False, ensure_ascii=False, indent=1).encode() + b"\n"
     if len(data) > MAX_BYTES:
         raise EngineError(f"the report has {len(data)} bytes, more than {MAX_BYTES}; use a smaller --limit")
+    part = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
-            try:
-                part.write(data)
-                part.flush()
-                os.fsync(part.fileno())
-                os.chmod(part.name, 0o644)
-                os.replace(part.name, path)
-            except BaseException:
-                os.unlink(part.name)
-                raise
+        with part.open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.chmod(0o644)
+        os.replace(part, path)
     except OSError as error:
         raise EngineError(f"the report cannot be written to {path}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 def now() -> datetime:
-    """The present time, UTC."""
     return datetime.now(UTC)
 
 
 def stamp(moment: datetime) -> str:
-    """A time as reports write it."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def summarise(arms: Sequence[Arm], *, one_graph: bool = False) -> dict[str, Any]:
-    """All derived figures, from the rows alone; with ``one_graph`` the times of blocks, too.
-
-    Systems under test are compared with the baseline, or where there is none, with the oracle.
-    """
+    """All derived figures; systems under test are compared with the baseline, or else with the oracle."""
     figures = {arm.name: _arm_summary(arm.samples) for arm in arms}
     for arm in arms if one_graph else ():
         figures[arm.name]["block_s"] = _block_times(arm.samples)
@@ -276,7 +255,6 @@ def _mean(figures: Sequence[float | None]) -> float | None:
 
 
 def _comparison(arm: Arm, baseline: Arm) -> dict[str, Any]:
-    """The arm against the baseline over the prompts both ran."""
     plain = {row["prompt_id"]: row for row in baseline.samples}
     pairs = [(row, plain[row["prompt_id"]]) for row in arm.samples if row["prompt_id"] in plain]
     ours, theirs = (_arm_summary(rows) for rows in ([a for a, _ in pairs], [b for _, b in pairs]))
@@ -297,7 +275,6 @@ def _comparison(arm: Arm, baseline: Arm) -> dict[str, Any]:
 
 
 def parity_summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of a comparison with a reference, from its rounds."""
     rows = sum(item["rows"] for item in rounds)
     paths = [item["path_equal"] for item in rounds if item["path_equal"] is not None]
     return {
@@ -312,13 +289,11 @@ def parity_summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _largest(figures: Sequence[float | None]) -> float | None:
-    """The largest figure, or None where there is none or one is missing."""
     known = [figure for figure in figures if figure is not None]
     return max(known, default=None) if len(known) == len(figures) else None
 
 
 def liveness(arms: Sequence[Arm]) -> dict[str, Any]:
-    """What ran behind the rows: forwards of our loop, and those of the drafter's network."""
     rows = [row for arm in arms for row in arm.samples]
     return {
         "rounds": sum(len(row["rounds"]) for row in rows),

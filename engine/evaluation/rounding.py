@@ -1,8 +1,7 @@
 """Where our output leaves plain decoding's, and how differently this model rounds in blocks.
 
-Blocked and single products add in different orders, so their logits differ in the last bits; where the two
-best logits are closer together than that, the arms may choose differently. Measured after all timing, along
-the rounds that were run: what a block leaves in the caches is rounded differently too.
+Blocked and single products add in different orders; where the two best logits are closer together than that
+makes, the arms may choose differently. Measured after all timing, along the rounds that were run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,8 +27,7 @@ def compare_with_plain(
 ) -> dict[str, Any]:
     """The ``rounding`` and ``divergences`` of a report; ``arms`` are plain decoding and, if any, ours.
 
-    Rounding is measured along the rounds of the longest texts, and of all that diverge. Without drafts the
-    rounds are made up, so that there is a figure. None if all texts are too short.
+    Rounding is measured along the rounds (made up without drafts) of the longest texts and all that diverge.
     """
     divergences = [] if len(arms) == 1 else find_divergences(engine, encoded, *arms)
     divergent = {found["prompt_id"] for found in divergences}
@@ -38,12 +36,12 @@ def compare_with_plain(
     longest = sorted(arms[0].samples, key=lambda row: len(row["tokens"]), reverse=True)
     runs = []
     for place, plain_row in enumerate(longest):
-        if place >= ROUNDING_TEXTS and plain_row["prompt_id"] not in divergent:
-            continue
-        rounds = [(item["block"], item["accepted"]) for item in ours[plain_row["prompt_id"]]["rounds"]]
-        if len(arms) == 1:
-            rounds = [(block, block - 1) for block in MADE_UP_BLOCKS]
-        runs.append(Run(prompts[plain_row["prompt_id"]], plain_row["tokens"][:-1], rounds))
+        identifier = plain_row["prompt_id"]
+        if place < ROUNDING_TEXTS or identifier in divergent:
+            rounds = [(item["block"], item["accepted"]) for item in ours[identifier]["rounds"]]
+            if len(arms) == 1:
+                rounds = [(block, block - 1) for block in MADE_UP_BLOCKS]
+            runs.append(Run(prompts[identifier], plain_row["tokens"][:-1], rounds))
     error = block_error(engine.target, runs, engine.options.prefill_chunk)
     return {"divergences": divergences, "rounding": error if error["positions"] else None}
 
@@ -77,10 +75,7 @@ class Run:
 
 
 def block_error(target: LoadedTarget, runs: Sequence[Run], chunk: int) -> dict[str, float | int]:
-    """Largest difference between the logits of the blocks that were run and of single-token forwards.
-
-    Rounds are followed as far as the text goes; the prompt is computed in forwards of ``chunk`` positions.
-    """
+    """Largest difference between the logits of the blocks that were run and of single-token forwards."""
     worst, positions = 0.0, 0
     for run in runs:
         for block, single in paired_logits(target, run, chunk):
@@ -90,11 +85,7 @@ def block_error(target: LoadedTarget, runs: Sequence[Run], chunk: int) -> dict[s
 
 
 def paired_logits(target: LoadedTarget, run: Run, chunk: int) -> Iterator[tuple[mx.array, mx.array]]:
-    """Logits of a text's blocks, run through our session, and of single-token forwards on mlx-lm's caches.
-
-    Yields:
-        Of each round the logits at the k positions kept: [1, k, V] of the block, [1, k, V] one by one.
-    """
+    """Of each round the logits [1, k, V] at the positions kept: of blocks, and of single-token forwards."""
     headroom = max((block for block, _ in run.rounds), default=1)
     singles = make_prompt_cache(target.target.model)
     with Session(target.target, None, headroom=headroom) as session:
@@ -126,9 +117,7 @@ def paired_logits(target: LoadedTarget, run: Run, chunk: int) -> Iterator[tuple[
 
 def plain_gap(target: LoadedTarget, prompt: Sequence[int], position: int, chunk: int) -> float:
     """Difference of plain decoding's two best logits at a generated position (0: the first token)."""
-    steps = plain_steps(
-        target.target.model, prompt, position + 1, chunk, make_prompt_cache(target.target.model)
-    )
-    *_, (_, scores) = steps
+    model = target.target.model
+    *_, (_, scores) = plain_steps(model, prompt, position + 1, chunk, make_prompt_cache(model))
     best = mx.sort(scores.astype(mx.float32))[-2:]
     return read_float(best[1] - best[0])

@@ -1,12 +1,11 @@
 """Are a server's answers the plain decoder's, and does it do besides what clients rely on?
 
-The server runs in this process and is asked over HTTP. Once its checks have passed, prompt by prompt and in
-turns, it decodes greedily what mlx-lm's plain loop decodes with the same weights; never both at once. A row
-of the arm `server` is made of what came over HTTP. No report is made of a server that failed a check.
+The server runs in this process and is asked over HTTP. Once its checks have passed, it and mlx-lm's plain
+loop decode the same prompts in turns. No report is made of a server that failed a check.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
 from typing import Any
@@ -15,27 +14,20 @@ from engine.cache.policy import NATIVE
 from engine.config import Engine, parse_block
 from engine.device import Runtime
 from engine.errors import ConfigurationError, EngineError, PromptError
+from engine.evaluation import measure
 from engine.evaluation.arms import plain
-from engine.evaluation.measure import (
-    ArmRun,
-    Evaluation,
-    Progress,
-    encode_all,
-    measure,
-    our_arm,
-    plain_arm,
-    scored_rows,
-)
+from engine.evaluation.measure import encode_all
 from engine.evaluation.prompts import Prompt
-from engine.evaluation.report import Report
+from engine.evaluation.report import Arm, Report
 from engine.evaluation.rounding import compare_with_plain
 from engine.evaluation.server_checks import ANSWERS, DOORS, KEEPING, LONG, Check, Examinee, examine
 from engine.evaluation.server_client import (
+    CHAT_PATH,
+    TEXT_PATH,
     Client,
     Question,
     ServerFault,
     outcome,
-    question,
     served,
     whole_answer,
 )
@@ -53,36 +45,19 @@ CHECKS = len(DOORS) + len(ANSWERS) + len(KEEPING)
 IDLE_S = 1.0  # after which an idle session is closed, where checks look at that
 
 
-@dataclass(frozen=True)
-class ServerSwitches:
-    """What the command line can set about the comparison."""
-
-    prompts: str = "all"
-    limit: int | None = 8
-    max_tokens: int = 96
-    seed: int = 0
-    clients: int = 4
+@dataclass(frozen=True, kw_only=True)
+class ServerSwitches(measure.SetSwitches):
+    clients: int = measure.at_least(4, 2)
     block: str = "auto"
-    prefill_chunk: int = 512
+    prefill_chunk: int = measure.at_least(512)
     transport: str | None = None
-    chat: ChatSwitches = field(default_factory=ChatSwitches)
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
-        self.chat.check()
+        super().check()
         parse_block(self.block)
-        for name, value, least in (
-            ("--max-tokens", self.max_tokens, 1),
-            ("--limit", self.limit, 1),
-            ("--clients", self.clients, 2),
-            ("--prefill-chunk", self.prefill_chunk, 1),
-        ):
-            if value is not None and value < least:
-                raise ConfigurationError(f"{name} must be at least {least}, not {value}")
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Of every request."""
         speculation: dict[str, Any] = {"block": int(self.block)} if self.block not in ("auto", "1") else {}
         if self.block == "1":
             speculation = {"drafter": "none"}
@@ -98,41 +73,31 @@ class ServerSwitches:
 
     @property
     def keeping(self) -> ServerSettings:
-        """The same, with sessions kept for a short while."""
         limits = replace(self.serving.limits, sessions=self.clients, session_s=IDLE_S)
         return replace(self.serving, limits=limits)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What is served: a model and its KV channel."""
-
-    registry: Registry  # its default is the entry
+    registry: Registry  # of the entry alone
     entry: ModelEntry
     channel: Channel
     model_id: str  # as requests name both
 
     @classmethod
     def of(cls, registry: Registry, model_id: str | None = None, channel: str | None = None) -> "Offer":
-        """What an id of a registry means, with a channel named apart from it; None: the default one.
-
-        Raises:
-            UnknownModel: there is no such model or channel.
-            ConfigurationError: the model does not offer the channel, or another engine decodes it.
-        """
+        """What an id of a registry means, with a channel named apart from it; None: the default one."""
         entry, found = registry.resolve(model_id or registry.default, channel)
         if entry.engine is not None:
             raise ConfigurationError(
                 f"{entry.name} is decoded by the engine {entry.engine}, which tells no rounds; "
                 "only models of this engine can be compared"
             )
-        named = f"{entry.name}@{found.name}"
-        return cls(replace(registry, default=entry.name), entry, found, named)
+        alone = replace(registry, entries=(entry,), default=entry.name)
+        return cls(alone, entry, found, f"{entry.name}@{found.name}")
 
 
 class ChecksFailed(EngineError):
-    """The server does not do what it must; `checks` says what each found, None where nothing is wrong."""
-
     def __init__(self, checks: Mapping[str, str | None]) -> None:
         self.checks = dict(checks)
         failed = [f"{name}: {fault}" for name, fault in checks.items() if fault]
@@ -146,23 +111,13 @@ def measure_server(
     switches: ServerSwitches,
     runtime: Runtime,
     *,
-    progress: Progress,
+    progress: measure.Progress,
     request: ReportRequest | None = None,
 ) -> Report:
-    """Check the server and compare its answers.
-
-    Raises:
-        ChecksFailed: the server failed a check.
-        ServerFault: it refused a prompt, or answered otherwise than it was asked.
-        ConfigurationError: a switch does not make sense, alone or with the model.
-        PromptError: a prompt does not fit the model.
-    """
+    """Check the server and compare its answers; raise ChecksFailed, or ServerFault for a refused prompt."""
     switches.check()
     steps, total = count(), CHECKS + 2 * len(prompts)
     load = cache(find(offer.entry))  # once, by the first server, for both of them
-
-    def find_once(entry: ModelEntry) -> Callable[[], LoadedModel]:
-        return load if entry == offer.entry else find(entry)
 
     def show(_: int, __: int, phase: str, detail: str) -> None:
         progress(next(steps), total, phase, detail)
@@ -174,11 +129,11 @@ def measure_server(
         return found
 
     progress(0, total, "loading", offer.entry.name)
-    with served(offer.registry, switches.serving, find_once, transport=switches.transport) as client:
+    with served(offer.registry, switches.serving, lambda _: load, transport=switches.transport) as client:
         model = load()
         engine = engine_of(model, offer.channel, switches)
         switches = replace(switches, chat=_chat(offer.entry, prompts, switches.chat))
-        evaluation = Evaluation(
+        evaluation = measure.Evaluation(
             "quality", "eval server", engine, switches, runtime, show, request, resumable=False
         )
         encoded = encode_all(engine, prompts, switches.chat)
@@ -192,20 +147,23 @@ def measure_server(
             return plain(engine.target, each.tokens, each.fields["max_tokens"], switches.prefill_chunk)
 
         def ask(each: Question) -> Outcome:
-            answer = whole_answer(each, client.post(each.path, each.fields))
+            answer = whole_answer(each, client.fetch(each.path, each.fields))
             if (kept := answer.provenance.kv_policy) != engine.policy.spec:
                 raise ServerFault(f"{each.identifier}: the server kept {kept}, not {engine.policy.spec}")
             return outcome(each, answer, engine.target)
 
-        def run_with(decode: Callable[[Question], Outcome], some: Sequence[list[int]]) -> list[Outcome]:
-            return [decode(by_tokens[tuple(tokens)]) for tokens in some]
+        row = partial(measure.scored_row, model.target.tokenizer)
 
-        row = scored_rows(model.target.tokenizer)
-        for arm, decode in ((plain_arm(PLAIN), decode_plainly), (our_arm(engine, SERVER), ask)):
-            run = partial(run_with, decode)
-            evaluation.runs.append(ArmRun(arm, prompts, encoded, run, row, f"decoding by {arm.name}"))
-        evaluation.measured = measure(evaluation.runs, progress=show)
-    with served(offer.registry, switches.keeping, find_once, transport=switches.transport) as client:
+        def add(arm: Arm, decode: Callable[[Question], Outcome]) -> None:
+            def run(some: Sequence[list[int]]) -> list[Outcome]:
+                return [decode(by_tokens[tuple(tokens)]) for tokens in some]
+
+            evaluation.runs.append(measure.ArmRun(arm, prompts, encoded, run, row, f"decoding by {arm.name}"))
+
+        add(measure.plain_arm(PLAIN), decode_plainly)
+        add(measure.our_arm(engine, SERVER), ask)
+        evaluation.measured = measure.measure(evaluation.runs, progress=show)
+    with served(offer.registry, switches.keeping, lambda _: load, transport=switches.transport) as client:
         checks |= make(KEEPING, replace(examinee, client=client))
     pair = {"arm": SERVER, "baseline": PLAIN}
     return evaluation.report(
@@ -220,23 +178,22 @@ def measure_server(
 
 
 def engine_of(model: LoadedModel, channel: Channel, switches: ServerSwitches) -> Engine:
-    """The same parts as an evaluation knows them."""
     options = replace(
         model.located.options(channel), block=switches.block, prefill_chunk=switches.prefill_chunk
     )
     drafter, block = model.drafter("default"), parse_block(switches.block)
-    if drafter is None and block is not None and block > 1:
-        raise ConfigurationError(f"--block {block} needs a drafter, and {model.entry.name} has none")
-    if drafter is not None and block is not None and block > 2 * drafter.drafter.block_size:
-        raise ConfigurationError(
-            f"--block {block} is more than twice {drafter.drafter.block_size}, what this drafter was made for"
-        )
+    if block is not None and block > 1:
+        if drafter is None:
+            raise ConfigurationError(f"--block {block} needs a drafter, and {model.entry.name} has none")
+        if block > 2 * (made_for := drafter.drafter.block_size):
+            raise ConfigurationError(
+                f"--block {block} is more than twice {made_for}, what this drafter was made for"
+            )
     used = None if block == 1 else drafter
     return Engine(options, model.target, used, alone=used is None, policy=channel.policy)
 
 
 def _chat(entry: ModelEntry, prompts: Sequence[Prompt], chat: ChatSwitches) -> ChatSwitches:
-    """How conversations are put; ConfigurationError where the entry sets a switch that is unknown here."""
     own = entry.chat_template_kwargs
     if not own or not (chat.chat or any(prompt.messages is not None for prompt in prompts)):
         return chat
@@ -244,9 +201,8 @@ def _chat(entry: ModelEntry, prompts: Sequence[Prompt], chat: ChatSwitches) -> C
         raise ConfigurationError(
             f"{entry.name} sets {odd[0]} of its chat template, which evaluations do not; give --prompts code"
         )
-    if chat.thinking != "default":
-        return chat
-    return replace(chat, thinking="on" if all(own.values()) else "off")
+    own_thinking = "on" if all(own.values()) else "off"
+    return replace(chat, thinking=own_thinking) if chat.thinking == "default" else chat
 
 
 def questions(
@@ -264,18 +220,26 @@ def questions(
             most = min(most, model.context - len(tokens))
         if most < min(2, switches.max_tokens):
             raise PromptError(f"prompt {prompt.id} leaves no space in the context of {model.context} tokens")
-        common = switches.fields | {"model": offer.model_id, "max_tokens": most}
-        asked.append(question(prompt, tokens, model.target, common, switches.chat))
+        fields: dict[str, Any] = switches.fields | {"model": offer.model_id, "max_tokens": most}
+        if prompt.messages is None and not switches.chat.chat:
+            bare, bos = prompt.text or "", model.target.tokenizer.bos_token
+            # a beginning-of-text token that the text spells out would be there twice
+            fields["prompt"] = tokens if bos is not None and bare.startswith(bos) else bare
+        else:
+            turns = prompt.messages or (("user", prompt.text or ""),)
+            fields["messages"] = [{"role": role, "content": content} for role, content in turns]
+            if switches.chat.thinking != "default":
+                fields["chat_template_kwargs"] = dict.fromkeys(THINKING_NAMES, switches.chat.thinking == "on")
+        path = CHAT_PATH if "messages" in fields else TEXT_PATH
+        asked.append(Question(prompt.id, path, fields, tokens))
     return asked
 
 
 def examinee_of(
     client: Client, offer: Offer, model: LoadedModel, asked: Sequence[Question], switches: ServerSwitches
 ) -> Examinee:
-    """The server as checks ask it: for short answers."""
     short = [
         replace(each, fields=each.fields | {"max_tokens": min(SHORT, each.fields["max_tokens"])})
         for each in asked
     ]
-    stops = sorted(model.target.stops)
-    return Examinee(client, offer.model_id, short, switches.clients, stops, model.context)
+    return Examinee(client, offer.model_id, short, switches.clients, model)

@@ -1,22 +1,25 @@
 """What a server has to do besides giving the right tokens; asked over HTTP, as clients ask.
 
-Checks of `DOORS` and `ANSWERS` are made where nothing is kept between requests, so that the same request
-must give the same tokens bit by bit; those of `KEEPING` where idle sessions are kept for a short while.
+For `DOORS` and `ANSWERS` nothing is kept between requests, so that the same request must give the same
+tokens; for `KEEPING` idle sessions are kept for a short while.
 """
 
-import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import nan
 from threading import Barrier
 from time import monotonic, sleep
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 from engine.evaluation.server_client import (
+    CHAT_PATH,
     TEXT_PATH,
     Answer,
     Answered,
@@ -26,35 +29,27 @@ from engine.evaluation.server_client import (
     check_counts,
     whole_answer,
 )
+from engine.server import schema
 from engine.server.scheduler import STATS_S
-from engine.server.schema import (
-    ChatChunk,
-    ErrorReply,
-    Health,
-    ModelList,
-    TextChoice,
-    TextCompletion,
-)
+from engine.server.sessions import LoadedModel
 
 REPEATABLE = {"seed": 0}  # lets a draft length look at nothing but tokens
 LONG = 512  # tokens of an answer that is left before its end
 SEEN = 3  # events of a stream before its client goes
 PATIENCE_S, POLL_S = 30.0, 0.05
 PROMPT_FIELDS = ("messages", "chat_template_kwargs", "prompt")
-SHOWN = ("requests_active", "requests_admitted", "sessions_idle", "kv_cache_bytes")
+QUIET = ("requests_active", "requests_admitted", "kv_cache_bytes_active")
+STATES = {"quiet": QUIET, "empty": (*QUIET, "sessions_idle", "kv_cache_bytes_idle")}  # all of these are 0
 SLACK = 2**20  # bytes: kept graphs and small change
 
 
 @dataclass(frozen=True)
 class Examinee:
-    """A server, and what it is asked."""
-
     client: Client  # with the key
     model_id: str  # as requests name the model
     questions: Sequence[Question]  # at least one
     clients: int  # that ask at once
-    stops: Sequence[int]  # tokens that end a text
-    context: int | None  # positions of a prompt and its answer
+    model: LoadedModel
 
     @cached_property
     def chosen(self) -> list[Question]:
@@ -64,20 +59,16 @@ class Examinee:
 
     @cached_property
     def shortest(self) -> Question:
-        """The question with the shortest prompt."""
         return min(self.questions, key=lambda asked: len(asked.tokens))
 
     @cached_property
     def alone(self) -> list[Answer]:
-        """The answers to the chosen questions, one after the other."""
         return [self.ask(asked) for asked in self.chosen]
 
     def ask(self, asked: Question, **changes: Any) -> Answer:
-        """The whole answer to a question; ServerFault where there is none."""
-        return whole_answer(asked, self.client.post(asked.path, asked.fields | REPEATABLE | changes))
+        return whole_answer(asked, self.client.fetch(asked.path, asked.fields | REPEATABLE | changes))
 
     def ask_at_once(self) -> list[Answer]:
-        """The answers to the chosen questions, all asked at the same moment."""
         gate = Barrier(self.clients)
 
         def ask(asked: Question) -> Answer:
@@ -89,82 +80,64 @@ class Examinee:
 
     def held(self, asked: Question, ids: list[int]) -> int:
         """How many of these tokens at their beginning are held in an idle session."""
-        fitting = ids if self.context is None else ids[: self.context - 1]
+        fitting = ids if self.model.context is None else ids[: self.model.context - 1]
         fields = {name: value for name, value in asked.fields.items() if name not in PROMPT_FIELDS}
         name = f"what follows {asked.identifier}"
         following = Question(name, TEXT_PATH, fields | {"prompt": fitting}, fitting)
         return self.ask(following, max_tokens=1).usage.prompt_tokens_details.cached_tokens
 
-    def wait_until(self, what: str, met: Callable[["ServerMetrics"], bool]) -> "ServerMetrics":
-        """The metrics as soon as a condition is met; ServerFault where it is not met for long."""
+    def wait_until(self, state: str) -> dict[str, float]:
+        """The metrics as soon as the server is in one of `STATES`; ServerFault where it takes too long."""
         sleep(2 * STATS_S)  # figures that are older may say what was before
         until = monotonic() + PATIENCE_S
         while True:
-            reply = self.client.get("/metrics")
+            reply = self.client.fetch("/metrics")
             if reply.status != 200:
                 raise ServerFault(f"/metrics answered {reply.status}")
-            if met(found := ServerMetrics(str(reply.body))):
+            found = metrics_of(str(reply.body))
+            left = [f"{name} {found.get(name, nan):,.0f}" for name in STATES[state] if found.get(name, nan)]
+            if not left:
                 return found
             if monotonic() > until:
-                figures = ", ".join(f"{name} {found[name]:,.0f}" for name in SHOWN)
-                raise ServerFault(f"after {PATIENCE_S:.0f} s still not {what}: {figures}")
+                raise ServerFault(f"after {PATIENCE_S:.0f} s still not {state}: {', '.join(left)}")
             sleep(POLL_S)
 
-    def wait_until_empty(self) -> "ServerMetrics":
-        """The metrics as soon as no session is left."""
-        return self.wait_until(
-            "empty", lambda found: found.quiet and not (found["sessions_idle"] or found.bytes_of("idle"))
-        )
 
-
-@dataclass(frozen=True)
-class ServerMetrics:
-    """Prometheus' text."""
-
-    text: str
-
-    def __getitem__(self, name: str) -> float:
-        """The sum of a figure over its labels; 0 where it is not there."""
-        pattern = rf"^kakeya_{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$"
-        return sum(float(value) for value in re.findall(pattern, self.text, re.MULTILINE))
-
-    def bytes_of(self, state: str) -> float:
-        """Bytes of keys and values that are active or idle."""
-        found = re.search(rf'^kakeya_kv_cache_bytes{{state="{state}"}} (\S+)$', self.text, re.MULTILINE)
-        if found is None:
-            raise ServerFault(f"/metrics does not say how many bytes are {state}")
-        return float(found[1])
-
-    @property
-    def quiet(self) -> bool:
-        """Whether no request is served, and no bytes are held for one."""
-        return not (self["requests_active"] or self["requests_admitted"] or self.bytes_of("active"))
+def metrics_of(text: str) -> dict[str, float]:
+    """Prometheus' figures summed over their labels, each state's apart."""
+    found: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            state = sample.labels.get("state")
+            found[sample.name.removeprefix("kakeya_") + (f"_{state}" if state else "")] += sample.value
+    return dict(found)
 
 
 def health(server: Examinee) -> None:
     """/health answers without a key."""
-    reply = server.client.with_key(None).get("/health")
-    if reply.status != 200 or Health.model_validate(reply.body).status != "ok":
+    reply = replace(server.client, key=None).fetch("/health")
+    if reply.status != 200 or schema.Health.model_validate(reply.body).status != "ok":
         raise ServerFault(f"/health says {reply.status} {reply.body}")
 
 
 def models(server: Examinee) -> None:
     """/v1/models lists the model, and has a card of it."""
-    reply = server.client.get("/v1/models")
-    listed = [card.id for card in ModelList.model_validate(reply.body).data] if reply.status == 200 else []
+    reply = server.client.fetch("/v1/models")
+    listed = [card.id for card in schema.ModelList.model_validate(reply.body).data]
     if server.model_id not in listed:
-        raise ServerFault(f"/v1/models says {reply.status} and does not list {server.model_id}")
-    if server.client.get(f"/v1/models/{server.model_id}").status != 200:
+        raise ServerFault(f"/v1/models does not list {server.model_id}")
+    if server.client.fetch(f"/v1/models/{server.model_id}").status != 200:
         raise ServerFault(f"/v1/models/{server.model_id} is not there")
 
 
 def key(server: Examinee) -> None:
     """No one is served without the key, or with another one."""
     asked = server.questions[0]
-    for client in (server.client.with_key(None), server.client.with_key("another-key-of-some-length")):
-        _check_refusal(client.get("/v1/models"), 401, None)
-        _check_refusal(client.get("/metrics"), 401, None)
-        _check_refusal(client.post(asked.path, asked.fields), 401, None)
+    for other in (None, "another-key-of-some-length"):
+        client = replace(server.client, key=other)
+        _check_refusal(client.fetch("/v1/models"), 401, None)
+        _check_refusal(client.fetch("/metrics"), 401, None)
+        _check_refusal(client.fetch(asked.path, asked.fields), 401, None)
 
 
 def unknown_model(server: Examinee) -> None:
@@ -172,21 +145,20 @@ def unknown_model(server: Examinee) -> None:
     asked = server.questions[0]
     name = server.model_id.partition("@")[0]
     for wrong in ("no-such-model", f"{name}@no-such-channel"):
-        _check_refusal(server.client.post(asked.path, asked.fields | {"model": wrong}), 404, "model")
+        _check_refusal(server.client.fetch(asked.path, asked.fields | {"model": wrong}), 404, "model")
 
 
 def bad_value(server: Examinee) -> None:
     """A value out of bounds, or an unknown field, is 400 and names the field."""
     asked = server.questions[0]
     for field, value in (("temperature", 3), ("max_tokens", 0), ("no_such_field", 1)):
-        _check_refusal(server.client.post(asked.path, asked.fields | {field: value}), 400, field)
+        _check_refusal(server.client.fetch(asked.path, asked.fields | {field: value}), 400, field)
 
 
 def _check_refusal(reply: Answered, status: int, param: str | None) -> None:
-    """Raise ServerFault unless this was refused, with an error document about that field."""
     if reply.status != status:
         raise ServerFault(f"answered {reply.status}, not {status}: {str(reply.body)[:200]}")
-    error = ErrorReply.model_validate(reply.body).error
+    error = schema.ErrorReply.model_validate(reply.body).error
     if error.param != param:
         raise ServerFault(f"the error is about {error.param}, not {param}: {error.message}")
 
@@ -200,14 +172,15 @@ def stream(server: Examinee) -> None:
 
 
 def _check_stream(server: Examinee, asked: Question, answer: Answer, *, with_usage: bool) -> None:
-    """One stream; ``with_usage`` asks for the usage, which has a chunk of its own."""
     options = {"stream": True, "stream_options": {"include_usage": with_usage}}
     with closing(server.client.stream(asked.path, asked.fields | REPEATABLE | options)) as events:
         documents = list(events)
     if documents[-1] is not None or None in documents[:-1]:
         raise ServerFault(f"{asked.identifier}: [DONE] is not at the end of the stream, alone")
-    kind = ChatChunk if asked.of_chat else TextCompletion
-    chunks: list[ChatChunk | TextCompletion] = [kind.model_validate(each) for each in documents[:-1]]
+    kind = schema.ChatChunk if asked.path == CHAT_PATH else schema.TextCompletion
+    chunks: list[schema.ChatChunk | schema.TextCompletion] = [
+        kind.model_validate(each) for each in documents[:-1]
+    ]
     last = chunks[-1]
     if last.x_kakeya is None:
         raise ServerFault(f"{asked.identifier}: the last chunk lacks x_kakeya")
@@ -218,7 +191,8 @@ def _check_stream(server: Examinee, asked: Question, answer: Answer, *, with_usa
         check_counts(asked, last.usage, last.x_kakeya)
     choices = [choice for chunk in chunks for choice in chunk.choices]
     text = "".join(
-        choice.text if isinstance(choice, TextChoice) else choice.delta.content or "" for choice in choices
+        choice.text if isinstance(choice, schema.TextChoice) else choice.delta.content or ""
+        for choice in choices
     )
     if (last.x_kakeya.token_ids, text) != (answer.tokens, answer.text):
         raise ServerFault(f"{asked.identifier}: the stream says something else than the whole answer")
@@ -243,20 +217,17 @@ def next_turn(server: Examinee) -> None:
 
 
 def gone(server: Examinee) -> None:
-    """A client that goes away in the middle leaves nothing behind; its answer is not decoded to its end.
-
-    How far it was decoded is told by how much of the whole answer its session holds.
-    """
-    asked = server.shortest
-    most = LONG if server.context is None else min(LONG, server.context - len(asked.tokens) - 2)
-    endless = {"max_tokens": most, "logit_bias": {str(token): -100 for token in server.stops}}
+    """A client that goes away in the middle leaves nothing behind; its answer is not decoded to its end."""
+    asked, context = server.shortest, server.model.context
+    most = LONG if context is None else min(LONG, context - len(asked.tokens) - 2)
+    endless = {"max_tokens": most, "logit_bias": {str(token): -100 for token in server.model.target.stops}}
     answer = server.ask(asked, **endless)
-    server.wait_until_empty()
+    server.wait_until("empty")
     fields = asked.fields | REPEATABLE | endless | {"stream": True}
     with closing(server.client.stream(asked.path, fields)) as events:
         for _ in range(SEEN):
             next(events)
-    server.wait_until("quiet", lambda found: found.quiet)
+    server.wait_until("quiet")
     held = server.held(asked, [*asked.tokens, *answer.tokens])
     if held >= len(asked.tokens) + len(answer.tokens) - 1:
         raise ServerFault(f"an answer of {len(answer.tokens)} tokens was decoded to its end for no client")
@@ -265,24 +236,24 @@ def gone(server: Examinee) -> None:
 def idle(server: Examinee) -> None:
     """Idle sessions are closed, and memory is what it was before more of the same requests."""
     server.ask_at_once()
-    before = server.wait_until_empty()["memory_bytes"]
+    before = server.wait_until("empty")["memory_bytes"]
     for _ in range(2):
         server.ask_at_once()
-    after = server.wait_until_empty()["memory_bytes"]
+    after = server.wait_until("empty")["memory_bytes"]
     if after > before + SLACK:
         raise ServerFault(f"{after - before:,.0f} bytes of memory were not given back")
 
 
 Check = Callable[[Examinee], None]
-DOORS: Mapping[str, Check] = {
-    "health": health,
-    "models": models,
-    "key": key,
-    "unknown-model": unknown_model,
-    "bad-value": bad_value,
-}
-ANSWERS: Mapping[str, Check] = {"stream": stream, "clients": clients}
-KEEPING: Mapping[str, Check] = {"next-turn": next_turn, "gone": gone, "idle": idle}
+
+
+def _named(*checks: Check) -> Mapping[str, Check]:
+    return {check.__name__.replace("_", "-"): check for check in checks}
+
+
+DOORS = _named(health, models, key, unknown_model, bad_value)
+ANSWERS = _named(stream, clients)
+KEEPING = _named(next_turn, gone, idle)
 
 
 def examine(

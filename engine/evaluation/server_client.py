@@ -1,8 +1,6 @@
 """The real server in this process, and a client that asks it over HTTP as any other does.
 
-It listens for this machine alone, on a free port of 127.0.0.1 or, where a sandbox closes that, on a Unix
-socket in a new temporary folder, and has a random key. The tokens of a prompt are made apart from the server,
-and those it says it has read are compared with them.
+It listens on a free port of 127.0.0.1 or, where a sandbox closes that, on a Unix socket in a new folder.
 """
 
 import json
@@ -24,8 +22,7 @@ from engine.cache.stats import KVUse
 from engine.decode import Round
 from engine.detokenize import text_of
 from engine.errors import EngineError
-from engine.evaluation.prompts import Prompt
-from engine.generate import THINKING_NAMES, ChatSwitches, Outcome
+from engine.generate import Outcome
 from engine.registry import Registry
 from engine.server.scheduler import ModelFinder
 from engine.server.schema import ChatCompletion, Provenance, TextCompletion, Usage
@@ -49,14 +46,7 @@ class ServerFault(EngineError):
 def served(
     registry: Registry, serving: ServerSettings, find: ModelFinder, *, transport: str | None = None
 ) -> Iterator["Client"]:
-    """Run a server with a random key for as long as the block lasts, and end it as a signal would.
-
-    The default model is loaded before the block begins, in the engine's thread.
-
-    Raises:
-        EngineError: it cannot listen, or the model cannot be loaded.
-        ServerFault: it did not come up, or did not end.
-    """
+    """Run a server that has loaded its default model for as long as the block lasts."""
     key = secrets.token_urlsafe(24)
     serving = replace(serving, keys=(key,), grace_s=GRACE_S)
     serving.check()
@@ -87,10 +77,7 @@ def served(
 
 @contextmanager
 def listening(transport: str | None = None) -> Iterator[tuple[socket.socket, int | str]]:
-    """A listening socket, and where it listens: a port of 127.0.0.1, or the path of a Unix socket.
-
-    A `transport` of None is the first of `TRANSPORTS` that works here; EngineError where none does.
-    """
+    """A socket that listens by this or the first of `TRANSPORTS` that works here, and its port or path."""
     refused = []
     for name in TRANSPORTS if transport is None else (transport,):
         with tempfile.TemporaryDirectory(prefix="kakeya-") as folder:
@@ -111,23 +98,15 @@ def listening(transport: str | None = None) -> Iterator[tuple[socket.socket, int
 
 
 def listen(transport: str, path: str) -> socket.socket:
-    """A socket that listens on a free port, or at a path."""
-    listener = socket.socket(socket.AF_UNIX if transport == "unix" else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.bind(path if transport == "unix" else (LOOPBACK, 0))
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    if transport == "unix":
+        return socket.create_server(path, family=socket.AF_UNIX)
+    return socket.create_server((LOOPBACK, 0))
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The status of HTTP that came back, and the body: JSON read, or text of another kind."""
-
     status: int
-    body: Any
+    body: Any  # JSON read, or text of another kind
 
 
 @dataclass(frozen=True)
@@ -140,29 +119,18 @@ class Client:
 
     @property
     def transport(self) -> str:
-        """One of `TRANSPORTS`."""
         return "tcp" if isinstance(self.address, int) else "unix"
 
-    def with_key(self, key: str | None) -> "Client":
-        """The same client with another key, or none."""
-        return replace(self, key=key)
-
-    def get(self, path: str) -> Answered:
-        """What is at a path."""
-        with self._asked("GET", path, None) as response:
-            return _read(response)
-
-    def post(self, path: str, body: dict[str, Any]) -> Answered:
-        """The answer to a JSON document."""
-        with self._asked("POST", path, body) as response:
-            return _read(response)
+    def fetch(self, path: str, body: dict[str, Any] | None = None) -> Answered:
+        with self._asked(path, body) as response:
+            data = response.read()
+        if response.headers.get_content_type() != "application/json":
+            return Answered(response.status, data.decode(errors="replace"))
+        return Answered(response.status, _parsed("the answer", data))
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any] | None]:
-        """The documents of an answer's events as they come, and None for the mark of the end.
-
-        Closing the generator early closes the connection.
-        """
-        with self._asked("POST", path, body) as response:
+        """The documents of an answer's events, and None for the end; closing it closes the connection."""
+        with self._asked(path, body) as response:
             kind = response.headers.get_content_type()
             if response.status != 200 or kind != "text/event-stream":
                 raise ServerFault(
@@ -178,7 +146,8 @@ class Client:
                 raise ServerFault(f"{path} ended its stream without [DONE]")
 
     @contextmanager
-    def _asked(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
+    def _asked(self, path: str, body: dict[str, Any] | None) -> Iterator[HTTPResponse]:
+        method = "GET" if body is None else "POST"
         headers = {"content-type": "application/json"} if body is not None else {}
         if self.key is not None:
             headers["authorization"] = f"Bearer {self.key}"
@@ -198,13 +167,6 @@ class Client:
                 ) from error
 
 
-def _read(response: HTTPResponse) -> Answered:
-    data = response.read()
-    if response.headers.get_content_type() != "application/json":
-        return Answered(response.status, data.decode(errors="replace"))
-    return Answered(response.status, _parsed("the answer", data))
-
-
 def _parsed(what: str, data: bytes) -> Any:
     try:
         return json.loads(data)
@@ -214,59 +176,27 @@ def _parsed(what: str, data: bytes) -> Any:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and the request for it."""
-
     identifier: str  # of the prompt
     path: str  # of the endpoint
     fields: dict[str, Any]  # of the request
     tokens: list[int]  # of the prompt
 
-    @property
-    def of_chat(self) -> bool:
-        """Whether it is a conversation."""
-        return self.path == CHAT_PATH
-
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer, read and checked."""
-
     text: str  # as it was said, reasoning excepted
     split: bool  # whether reasoning or calls of tools are not in the text
     finish: str  # stop or length
+    tokens: list[int]
     usage: Usage
     provenance: Provenance
-
-    @property
-    def tokens(self) -> list[int]:
-        """Of the answer."""
-        return self.provenance.token_ids or []
-
-
-def question(
-    prompt: Prompt, tokens: list[int], target: LoadedTarget, common: dict[str, Any], switches: ChatSwitches
-) -> Question:
-    """The request for a prompt: texts go to the endpoint for texts, conversations to that for conversations.
-
-    The prompt's `tokens` were made by the target's tokenizer; `common` are the fields of every request.
-    """
-    bare = prompt.text or ""
-    if prompt.messages is None and not switches.chat:
-        bos = target.tokenizer.bos_token
-        text: Any = tokens if bos is not None and bare.startswith(bos) else bare  # as text, it had two
-        return Question(prompt.id, TEXT_PATH, common | {"prompt": text}, tokens)
-    turns = prompt.messages or (("user", bare),)
-    fields = common | {"messages": [{"role": role, "content": content} for role, content in turns]}
-    if switches.thinking != "default":
-        fields["chat_template_kwargs"] = dict.fromkeys(THINKING_NAMES, switches.thinking == "on")
-    return Question(prompt.id, CHAT_PATH, fields, tokens)
 
 
 def whole_answer(asked: Question, reply: Answered) -> Answer:
     """The answer in a reply; ServerFault where it is a refusal, malformed, or belongs to another prompt."""
     if reply.status != 200:
         raise ServerFault(f"{asked.identifier} was answered with {reply.status}: {str(reply.body)[:300]}")
-    kind = ChatCompletion if asked.of_chat else TextCompletion
+    kind = ChatCompletion if asked.path == CHAT_PATH else TextCompletion
     try:
         read: ChatCompletion | TextCompletion = kind.model_validate(reply.body)
     except ValidationError as error:
@@ -283,11 +213,11 @@ def whole_answer(asked: Question, reply: Answered) -> Answer:
         text, split = message.content or "", bool(message.reasoning or message.tool_calls)
     else:
         text = read.choices[0].text
-    return Answer(text, split, "length" if finish == "length" else "stop", read.usage, read.x_kakeya)
+    finish, how = "length" if finish == "length" else "stop", read.x_kakeya
+    return Answer(text, split, finish, how.token_ids or [], read.usage, how)
 
 
 def check_counts(asked: Question, usage: Usage, how: Provenance) -> None:
-    """Raise ServerFault where usage and provenance do not belong to a question, or to each other."""
     read, written = how.prompt_token_ids, how.token_ids
     if read != asked.tokens:
         raise ServerFault(f"{asked.identifier}: the server read other tokens than the prompt's")

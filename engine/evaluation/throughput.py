@@ -1,15 +1,15 @@
 """Speculative against plain decoding of the same prompts.
 
-When identical work takes very different times, something else uses the machine: all of it is measured
-again, and the report says so. Where a speed may be claimed, a third arm runs our own loop at block 1: on
-small models its step is quicker than mlx-lm's, and only this arm separates that from the gain of drafting.
+When identical work takes very different times, all of it is measured again. Where a speed may be claimed, a
+third arm runs our own loop at block 1: on small models its step is quicker than mlx-lm's, and only this arm
+separates that from the gain of drafting.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
-from typing import Any, Unpack
+from typing import Any
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine
@@ -35,15 +35,12 @@ TOO_FEW_TO_TIME = f"a speed needs {FEWEST_SAMPLES} prompts and more than {FEWEST
 
 @dataclass(frozen=True, kw_only=True)
 class Switches(measure.SetSwitches):
-    """What the command line can set about a throughput evaluation."""
-
     claim: str = "auto"
     min_speedup: float = 1.0
     min_stops: float | None = measure.at_least(None, CLAIMED["natural_stops"].lowest, 1)
     ignore_stops: bool = False  # a control arm shows what over-generation does to acceptance and speed
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
         super().check()
         measure.check_choice("--claim", self.claim, CLAIMS)
         if not (isfinite(self.min_speedup) and self.min_speedup >= 1):
@@ -53,13 +50,8 @@ class Switches(measure.SetSwitches):
 
 
 def measure_throughput(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    switches: Switches,
-    runtime: Runtime,
-    **context: Unpack[measure.EvaluationContext],
+    engine: Engine, prompts: Sequence[Prompt], switches: Switches, runtime: Runtime, **context: Any
 ) -> Report:
-    """Run plain decoding and, unless it would be the same, our loop over the prompts."""
     compares = not engine.alone or engine.policy != NATIVE
     _check(engine, switches, compares)
     evaluation = measure.Evaluation("throughput", "eval throughput", engine, switches, runtime, **context)
@@ -74,8 +66,7 @@ def measure_throughput(
     steps = measure.our_arm(replace(plainly, alone=True), BLOCK_1, "control", "block_1")
     has_steps = is_timed and engine.drafter is not None
     if has_steps:
-        length = plainly.new_draft_length()
-        evaluation.add(steps, prompts, encoded, "decoding", engine=plainly, draft_length=length)
+        evaluation.add(steps, prompts, encoded, "decoding", engine=plainly)
     if switches.ignore_stops:
         forced = measure.our_arm(engine, IGNORE_STOPS, "control", IGNORE_STOPS)
         evaluation.add(forced, prompts, encoded, drafted, options=SamplingOptions(ignore_stops=True))
@@ -91,10 +82,7 @@ def measure_throughput(
         if has_steps:
             speculate(plainly, encoded[0], switches.max_tokens, plainly.new_draft_length())
 
-    def disturbed() -> str | None:
-        plain_rows, our_rows = (arm.samples for arm in arms)
-        return disturbance(plain_rows, our_rows, steps.samples)
-
+    disturbed = partial(disturbance, arms[0].samples, arms[-1].samples, steps.samples)
     evaluation.run(warm_up, watch=disturbed if is_timed and reason is None else None)
     if is_timed and switches.claim == "auto":
         reason = reason or busy(evaluation.watch.timed_load) or _unwatched(evaluation) or disturbed()

@@ -4,9 +4,7 @@ DFlash (Chen et al. 2026, arXiv 2602.06036) drafts a whole block in one forward.
 target layers at the committed positions are the *context*: concatenated, projected by ``fc``, normalised
 once, and offered to every layer as extra keys and values. The *block* is [bonus, mask, mask, …], embedded
 with the target's table; its rows attend to the context and to each other, and the target's own head turns
-the rows after the first into drafts.
-
-Parameters have the published names. What DFlash 2 adds is in `engine.networks.dflash2`.
+the rows after the first into drafts. Parameters have the published names.
 """
 
 from collections.abc import Callable, Sequence
@@ -179,8 +177,6 @@ def _compiled_norm(rows: mx.array, weight: mx.array, eps: float) -> mx.array:
 
 
 class Attention(nn.Module):
-    """Block rows attend to the context and to the block."""
-
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias

@@ -1,11 +1,8 @@
 """A masked diffusion language model in the Qwen3 layout: every row sees every row, masked rows are guessed.
 
-The published checkpoints (Qwen3-0.6B-diffusion-mdlm and its kin, ``model_type`` a2d-qwen3) hold a Qwen3 model
-with its own parameter names; only the causal mask is gone, and row i of the logits is a guess at token i
-itself, not at the one after it. Layers are mlx-lm's, called without a mask; so are quantized checkpoints.
-
-Sliding layers do not exist in this layout: a ``sliding_window`` in the config is ignored, as the published
-code does.
+The published checkpoints (``model_type`` a2d-qwen3) hold a Qwen3 model with its own parameter names; only the
+causal mask is gone, and row i of the logits is a guess at token i itself, not at the one after it. Layers are
+mlx-lm's, called without a mask. A ``sliding_window`` in the config is ignored, as the published code does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,11 +48,11 @@ class MaskedDiffusionModel(nn.Module):
         return self.model.layers
 
 
-def classes(config: Mapping[str, Any]) -> tuple[type[MaskedDiffusionModel], type[ModelArgs]]:
-    """What mlx-lm's loader builds such a model from; ModelError for biases, which the layers do not have."""
+def build_model(config: Mapping[str, Any]) -> MaskedDiffusionModel:
+    """The model without its weights; ModelError for biases, which the layers do not have."""
     if config.get("attention_bias"):
         raise ModelError("config.json: attention_bias is not supported in a masked diffusion model")
-    return MaskedDiffusionModel, ModelArgs
+    return MaskedDiffusionModel(ModelArgs.from_dict(dict(config)))  # type: ignore[no-untyped-call]
 
 
 def mask_token(folder: Path, config: Mapping[str, Any]) -> int:

@@ -5,80 +5,56 @@ its layers at a position, before norms and rotation. What comes out is what the 
 have given; norms and rotation are the target's. Trained by `engine.training.projector`.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import mlx.core as mx
 from mlx import nn
+from pydantic import Field, TypeAdapter
 
 from engine.errors import ModelError
 from engine.networks.dflash import DFlash
+from engine.target.folder import Index, Size, validated
 
 FORMAT = "kakeya.projector/1"
-LARGEST = 2**31
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One restored layer: its number, and the widths of its key and value projections."""
-
-    layer: int
-    keys: int
-    values: int
+    layer: Index
+    keys: Size  # width of its key projection
+    values: Size
 
 
 @dataclass(frozen=True)
 class ProjectorConfig:
-    target: str  # digest of the weights of the target it was trained for
-    drafter: str  # … of the drafter
-    taps: tuple[int, ...]  # target layers the drafter reads
-    features: int  # width of the drafter's keys and values, all layers together
-    layers: tuple[LayerShape, ...]  # what it gives, in ascending order
+    """A projector's ``config.json``; other fields in it are notes for people."""
+
+    target: Annotated[Digest, Field(alias="target_sha256")]  # of the weights it was trained for
+    drafter: Annotated[Digest, Field(alias="drafter_sha256")]
+    # target layers the drafter reads
+    taps: Annotated[tuple[Index, ...], Field(alias="target_layer_ids", min_length=1)]
+    features: Annotated[Size, Field(alias="feature_size")]  # of the drafter's keys and values, all layers
+    layers: Annotated[tuple[LayerShape, ...], Field(min_length=1)]  # what it gives, in ascending order
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "ProjectorConfig":
-        """Read what `document` gives; other fields are notes for people."""
         if raw.get("format") != FORMAT:
             raise ModelError(f"not a projector: its config.json says format {raw.get('format')!r}")
-        digests = [raw.get(name) for name in ("target_sha256", "drafter_sha256")]
-        if odd := [value for value in digests if not re.fullmatch("[0-9a-f]{64}", str(value))]:
-            raise ModelError(f"projector config.json: {odd[0]!r} is no sha256")
-        taps, layers = raw.get("target_layer_ids"), raw.get("layers")
-        if not isinstance(taps, list) or not taps or not all(_whole(tap, 0) for tap in taps):
-            raise ModelError(f"projector config.json: target_layer_ids must list layers, not {taps!r}")
-        if not _whole(size := raw.get("feature_size"), 1):
-            raise ModelError(f"projector config.json: feature_size must be a positive number, not {size!r}")
-        if not isinstance(layers, list) or not layers or not all(_is_shape(entry) for entry in layers):
-            raise ModelError(
-                f"projector config.json: layers must list objects with layer, keys and values, not {layers!r}"
-            )
-        shapes = tuple(LayerShape(entry["layer"], entry["keys"], entry["values"]) for entry in layers)
-        if [shape.layer for shape in shapes] != sorted({shape.layer for shape in shapes}):
-            raise ModelError("projector config.json: layers must be in ascending order")
-        return cls(str(digests[0]), str(digests[1]), tuple(taps), int(raw["feature_size"]), shapes)
+        config: ProjectorConfig = validated(cls, raw, "projector config.json")
+        numbers = [shape.layer for shape in config.layers]
+        if numbers != sorted({*numbers}):
+            raise ModelError(f"projector config.json: layers must be in ascending order, not {numbers}")
+        return config
 
     def document(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "target_sha256": self.target,
-            "drafter_sha256": self.drafter,
-            "target_layer_ids": list(self.taps),
-            "feature_size": self.features,
-            "layers": [vars(shape) for shape in self.layers],
-        }
+        return {"format": FORMAT, **_FILE.dump_python(self, by_alias=True, mode="json")}
 
 
-def _whole(value: Any, least: int) -> bool:
-    return type(value) is int and least <= value < LARGEST
-
-
-def _is_shape(entry: Any) -> bool:
-    return isinstance(entry, dict) and all(
-        _whole(entry.get(name), least) for name, least in (("layer", 0), ("keys", 1), ("values", 1))
-    )
+_FILE = TypeAdapter(ProjectorConfig)
 
 
 class LayerProjection(nn.Module):

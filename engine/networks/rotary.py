@@ -1,13 +1,12 @@
 """The rotary embedding of a drafter: frequencies of every scaling type, and the rotation itself.
 
 The frequencies follow the definitions of Hugging Face transformers, which the published drafters are trained
-with: ``default``, ``linear``, ``dynamic``, ``yarn``, ``longrope`` and ``llama3``. Two of them depend on how
-long the sequence is by now; mlx-lm has no class for these. Rotating means, for each pair (x, y) of the halves
-of a head at position p, (x, y) → (x cos pω - y sin pω, y cos pω + x sin pω), times an attention factor that
-only some types have.
+with; mlx-lm has no class for those that depend on the length of the sequence. For each pair (x, y) of the
+halves of a head at position p, (x, y) → (x cos pω - y sin pω, y cos pω + x sin pω), times an attention
+factor.
 
-On Metal one kernel rotates. On a CPU it would compute the same cosines for every layer, for queries and keys
-alike; there they are computed once for many positions and shared.
+On Metal one kernel rotates. On a CPU, where it would compute the same cosines for every layer, for queries
+and keys alike, they are computed once for many positions and shared.
 """
 
 from collections.abc import Mapping
@@ -41,8 +40,6 @@ LARGEST = 1e18  # of any number here: at some length of a sequence larger ones w
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """Which rotation: a type of transformers, its base, and the fields that type reads."""
-
     kind: str  # one of the keys of `NEEDED`
     theta: float  # the base
     positions: int  # ``max_position_embeddings``
@@ -139,7 +136,7 @@ def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
     if kind == "llama3" and not fields["low_freq_factor"] < fields["high_freq_factor"]:
         raise _fault("low_freq_factor must be less than high_freq_factor")
     if kind == "dynamic" and head_dim < 4:
-        raise ModelError(f"drafter rope_type 'dynamic' needs a head_dim of at least 4, not {head_dim}")
+        raise _fault(f"'dynamic' needs a head_dim of at least 4, not {head_dim}")
     if kind == "longrope" and fields[ORIGINAL] <= 1:
         raise _fault(f"{ORIGINAL} must be more than 1, not {fields[ORIGINAL]}")
     return RotaryConfig(kind, _number("rope_theta", theta), int(positions), fields)
@@ -148,13 +145,11 @@ def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
 def _number(name: str, value: Any) -> float | bool:
     if name == "truncate" and isinstance(value, bool):
         return value
-    may_be_zero = name.startswith("mscale")
-    if type(value) not in (int, float) or not (0 < value < inf or (may_be_zero and value == 0)):
+    if type(value) not in (int, float) or not (0 < value < inf or (name.startswith("mscale") and value == 0)):
         raise _fault(f"{name} must be a positive number, not {value!r}")
     if value > LARGEST:
         raise _fault(f"{name} must be at most {LARGEST:g}, not {value!r}")
-    number: float = value
-    return number
+    return float(value)
 
 
 def _factors(name: str, value: Any, head_dim: int) -> tuple[float, ...]:
@@ -169,8 +164,6 @@ def _fault(what: str) -> ModelError:
 
 @dataclass(frozen=True)
 class Angles:
-    """How far rows at consecutive positions are turned."""
-
     first: int  # position of the first row
     periods: mx.array  # 1 / ω, [head dim / 2]
     # Cosines and sines, each [rows, 2, head dim / 2], the attention factor included, the sines negative in

@@ -6,18 +6,16 @@ import hmac
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Annotated, Any, ClassVar
 
-from fastapi import FastAPI, Path, Request, Security
+from fastapi import FastAPI, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -31,26 +29,13 @@ from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord
 from engine.server.schema import ERRORS, UNSUPPORTED_PATHS, Refusal, refusal_of, unsupported
 from engine.server.service import BUG, CompletionResponse, Service, send_refusal
 
+Route = Callable[..., Any]
 STARTED = int(time.time())
 KEYLESS_PATHS = ("/health",)
 BODY_PATHS = ("/v1/chat/completions", "/v1/completions")
 ROUTES = ("/metrics", "/v1/models", "/openapi.json", *KEYLESS_PATHS, *BODY_PATHS)
 PORT = re.compile(r"(?<=[^:]):[0-9]{0,5}\Z")  # of a Host header
 LONGEST_SHOWN = 100  # characters of a value in a message
-# for the OpenAPI document; the guard checks keys
-KEYED = [Security(HTTPBearer(description="Where the server has keys.", auto_error=False))]
-
-
-def new_app(
-    service: Service, metrics: Metrics, rules: "AccessRules", *, log_content: bool = False
-) -> ASGIApp:
-    """Make the application with its guard; `log_content` writes prompts and answers to the log."""
-    guarded: ASGIApp = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
-    if rules.origins:  # outermost, because a browser asks before it sends a key
-        return CORSMiddleware(
-            guarded, allow_origins=rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
-    return guarded
 
 
 # --- who may ask ----------------------------------------------------------------------------------------
@@ -60,19 +45,16 @@ def new_app(
 class AccessRules:
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; empty where none is needed
     hosts: tuple[str, ...] = ()  # names that a Host header may have; empty for any
-    origins: tuple[str, ...] = ()  # of web pages that may ask; * stands for any
+    origins: tuple[str, ...] = ()  # of web pages that may ask; * for any
     largest_body: int = 2**20  # bytes
     body_s: float = 30.0  # in which the whole body has to arrive
 
 
 def digest(key: str) -> bytes:
-    """Return what is kept of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 class AccessGuard:
-    """Middleware that applies the rules, reads the body, and logs and counts the request's record."""
-
     def __init__(self, app: ASGIApp, rules: AccessRules, metrics: Metrics) -> None:
         self._app, self._rules, self._metrics = app, rules, metrics
 
@@ -96,17 +78,15 @@ class AccessGuard:
             await send(message)
 
         try:
-            try:
-                headers = Headers(scope=scope)
-                self._check(record, headers)
-                if self._rules.keys:
-                    record.owner = digest(headers.get("authorization", "")).hex()[:16]
-                body.append(await self._body(headers, receive))
-            except Refusal as refusal:
-                record.error = refusal.code
-                await send_refusal(send_noted, refusal)
-                return
+            headers = Headers(scope=scope)
+            self._check(record, headers)
+            if self._rules.keys:
+                record.owner = digest(headers.get("authorization", "")).hex()[:16]
+            body.append(await self._body(headers, receive))
             await self._app(scope, receive_again, send_noted)
+        except Refusal as refusal:  # of this guard's; the application answers its own
+            record.error = refusal.code
+            await send_refusal(send_noted, refusal)
         finally:
             record.end()
             route = path if path in ROUTES else "/v1/models" if path.startswith("/v1/models/") else "other"
@@ -117,24 +97,16 @@ class AccessGuard:
         # so that a web page whose name was bound to this address reaches nothing; Starlette's own says 400
         host = PORT.sub("", headers.get("host", "")).lower()
         if rules.hosts and host not in rules.hosts:
-            raise Refusal(
-                421, f"this server is not called {host!r}; --allow-host lets a name in", code="wrong_host"
-            )
+            message = f"this server is not called {host!r}; --allow-host lets a name in"
+            raise Refusal(421, message, code="wrong_host")
         origin = headers.get("origin")
         if origin is not None and not {origin, "*"} & set(rules.origins):
-            raise Refusal(
-                403,
-                f"web pages of {origin!r} may not ask; --allow-origin lets them",
-                code="origin_not_allowed",
-            )
+            message = f"web pages of {origin!r} may not ask; --allow-origin lets them"
+            raise Refusal(403, message, code="origin_not_allowed")
         authorization = headers.get("authorization", "")
         if rules.keys and path not in KEYLESS_PATHS and not _known(authorization, rules.keys):
-            raise Refusal(
-                401,
-                "give an API key this server knows, as Authorization: Bearer KEY",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+            message = "give an API key this server knows, as Authorization: Bearer KEY"
+            raise Refusal(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         if UNSUPPORTED_PATHS.match(path):
             raise unsupported(f"{record.method} {path}")
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -142,28 +114,22 @@ class AccessGuard:
             raise Refusal(415, "send the body as Content-Type: application/json", code="wrong_content_type")
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        most, parts, size = self._rules.largest_body, list[bytes](), 0
-        too_large = Refusal(
-            413, f"the body has more than {most} bytes, the most this server takes", code="too_large"
-        )
-        given = headers.get("content-length", "0")
-        if given.isdigit() and int(given[:20]) > most:
-            raise too_large
+        most, seconds, body = self._rules.largest_body, self._rules.body_s, bytearray()
+        given, more = headers.get("content-length", "0"), True
+        too_large = given.isdigit() and int(given[:20]) > most
         try:
-            async with asyncio.timeout(self._rules.body_s):
-                more = True
-                while more:
+            async with asyncio.timeout(seconds):
+                while more and not too_large:
                     message = await receive()
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > most:
-                        raise too_large
-                    more = message["type"] != "http.disconnect" and bool(message.get("more_body"))
+                    body += message.get("body", b"")
+                    too_large = len(body) > most
+                    more = bool(message.get("more_body"))  # not of http.disconnect
         except TimeoutError:
-            raise Refusal(
-                408, f"the body did not come within {self._rules.body_s:g} s", code="too_slow"
-            ) from None
-        return b"".join(parts)
+            raise Refusal(408, f"the body did not come within {seconds:g} s", code="too_slow") from None
+        if too_large:
+            text = f"the body has more than {most} bytes, the most this server takes"
+            raise Refusal(413, text, code="too_large")
+        return bytes(body)
 
 
 def _known(header: str, keys: tuple[bytes, ...]) -> bool:
@@ -208,6 +174,14 @@ class BoundedProtocol(H11Protocol):
 # --- the routes -----------------------------------------------------------------------------------------
 
 
+def new_app(service: Service, metrics: Metrics, rules: AccessRules, *, log_content: bool = False) -> ASGIApp:
+    """Make the application with its guard; `log_content` writes prompts and answers to the log."""
+    app: ASGIApp = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
+    if rules.origins:  # outermost, because a browser asks before it sends a key
+        app = CORSMiddleware(app, rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    return app
+
+
 def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAPI:
     """Make the routes without the guard; the service is closed with the application."""
 
@@ -228,50 +202,46 @@ def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAP
     )
     _add_completions(api, service, log_content=log_content)
     _add_listing(api, service, metrics)
-    _add_error_handlers(api)
+    for kind in (EngineError, RequestValidationError, HTTPException, Exception):
+        api.add_exception_handler(kind, _refuse)
     _amend_openapi(api.openapi())  # FastAPI keeps it
     return api
 
 
 def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> None:
-    post = partial(api.post, response_class=JSONResponse, dependencies=KEYED)
     refusals = _refusals(400, 401, 403, 404, 408, 413, 415, 429, 501)
 
-    def replies(reply: type) -> dict[int | str, dict[str, Any]]:
-        return refusals | {200: {"model": reply, "content": {"text/event-stream": {}}}}
+    def post(path: str, operation: str, reply: type) -> Callable[[Route], Route]:
+        responses = refusals | {200: {"model": reply, "content": {"text/event-stream": {}}}}
+        return api.post(path, operation_id=operation, responses=responses, response_class=JSONResponse)
 
-    def answer(body: schema.ChatRequest | schema.TextRequest, request: Request) -> Response:
+    def answer(body: schema.AnyRequest, request: Request) -> Response:
         record: RequestRecord = request.state.record
         record.stream = bool(body.stream)
         return CompletionResponse(service, body, record, log_content=log_content)
 
-    @post("/v1/chat/completions", operation_id="chat", responses=replies(schema.ChatCompletion))
+    @post("/v1/chat/completions", "chat", schema.ChatCompletion)
     async def chat(body: schema.ChatRequest, request: Request) -> Response:
         """Answer a conversation; with `stream`, as events that end with `[DONE]`."""
         return answer(body, request)
 
-    @post("/v1/completions", operation_id="complete", responses=replies(schema.TextCompletion))
+    @post("/v1/completions", "complete", schema.TextCompletion)
     async def complete(body: schema.TextRequest, request: Request) -> Response:
         """Continue a text; with `stream`, as events that end with `[DONE]`."""
         return answer(body, request)
 
 
 def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
-    @api.get("/v1/models", responses=_refusals(401, 403), dependencies=KEYED)
+    @api.get("/v1/models", responses=_refusals(401, 403))
     async def models() -> schema.ModelList:
         """The registry's models, each once by its name and once for each KV channel."""
-        found = []
-        for entry in service.registry.entries:
-            ids = {entry.name: entry.default_channel}
-            ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
-            found += _cards(service, entry, ids)
-        return schema.ModelList(data=found)
+        return schema.ModelList(data=cards(service))
 
-    @api.get("/v1/models/{identifier}", responses=_refusals(400, 401, 403, 404), dependencies=KEYED)
+    @api.get("/v1/models/{identifier}", responses=_refusals(400, 401, 403, 404))
     async def model(identifier: Annotated[str, Path(max_length=200)]) -> schema.ModelReply:
         """One of them."""
         entry, channel = service.registry.resolve(identifier)
-        return _cards(service, entry, {identifier: channel.name})[0]
+        return _cards_of(service, entry, {identifier: channel.name})[0]
 
     @api.get("/health", responses={503: {"model": schema.Health}})
     async def health(response: Response) -> schema.Health:
@@ -291,7 +261,7 @@ def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
             waiting=max(service.admitted - active, 0),
         )
 
-    @api.get("/metrics", response_class=Response, responses=_refusals(401, 403), dependencies=KEYED)
+    @api.get("/metrics", response_class=Response, responses=_refusals(401, 403))
     async def prometheus() -> Response:
         """Counters and gauges in Prometheus' text format."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)
@@ -301,8 +271,16 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": schema.ErrorReply, "description": ERRORS[status][1]} for status in statuses}
 
 
-def _cards(service: Service, entry: ModelEntry, ids: Mapping[str, str]) -> list[schema.ModelReply]:
-    """Describe ids of one model, each with its channel."""
+def cards(service: Service) -> list[schema.ModelReply]:
+    found = []
+    for entry in service.registry.entries:
+        ids = {entry.name: entry.default_channel}
+        ids |= {f"{entry.name}{SEPARATOR}{channel}": channel for channel in entry.channels}
+        found += _cards_of(service, entry, ids)
+    return found
+
+
+def _cards_of(service: Service, entry: ModelEntry, channels: Mapping[str, str]) -> list[schema.ModelReply]:
     why_not = None
     try:
         locate(entry, Places.of_machine())
@@ -318,13 +296,11 @@ def _cards(service: Service, entry: ModelEntry, ids: Mapping[str, str]) -> list[
         "why_not": why_not,
         "loaded": entry.name in service.scheduler.stats.models,
     }
-    default = service.registry.default
-    return [
-        schema.ModelReply(
-            id=name, created=STARTED, x_kakeya=about | {"kv_channel": channel, "default": name == default}
-        )
-        for name, channel in ids.items()
-    ]
+    found = []
+    for name, channel in channels.items():
+        own = {"kv_channel": channel, "default": name == service.registry.default}
+        found.append(schema.ModelReply(id=name, created=STARTED, x_kakeya=about | own))
+    return found
 
 
 def _amend_openapi(found: dict[str, Any]) -> None:
@@ -339,30 +315,23 @@ def _amend_openapi(found: dict[str, Any]) -> None:
             operation["security"] = [] if path in KEYLESS_PATHS else [{"key": []}]
 
 
-# --- errors ---------------------------------------------------------------------------------------------
-
-
-def _add_error_handlers(api: FastAPI) -> None:
-    async def refuse(request: Request, error: Exception) -> Response:
-        refusal = BUG
-        match error:
-            case EngineError():
-                refusal = refusal_of(error)
-            case RequestValidationError():
-                refusal = _invalid(error)
-            case HTTPException(status_code=404):
-                refusal = Refusal(404, f"there is no {request.url.path}", code="not_found")
-            case HTTPException(status_code=400):  # FastAPI's error for a body that is not even broken JSON
-                refusal = Refusal(400, "the body is not JSON", code="invalid_json")
-            case HTTPException():
-                text = f"{request.method} {request.url.path}: {error.detail}"
-                status = 405 if error.status_code == 405 else 500
-                refusal = Refusal(status, text, code="invalid_request", headers=error.headers)
-        request.state.record.error = refusal.code
-        return JSONResponse(refusal.document(), refusal.status, refusal.headers)
-
-    for kind in (EngineError, RequestValidationError, HTTPException, Exception):
-        api.add_exception_handler(kind, refuse)
+async def _refuse(request: Request, error: Exception) -> Response:
+    refusal = BUG
+    match error:
+        case EngineError():
+            refusal = refusal_of(error)
+        case RequestValidationError():
+            refusal = _invalid(error)
+        case HTTPException(status_code=404):
+            refusal = Refusal(404, f"there is no {request.url.path}", code="not_found")
+        case HTTPException(status_code=400):  # FastAPI's error for a body that is not even broken JSON
+            refusal = Refusal(400, "the body is not JSON", code="invalid_json")
+        case HTTPException():
+            text = f"{request.method} {request.url.path}: {error.detail}"
+            status = 405 if error.status_code == 405 else 500
+            refusal = Refusal(status, text, code="invalid_request", headers=error.headers)
+    request.state.record.error = refusal.code
+    return JSONResponse(refusal.document(), refusal.status, refusal.headers)
 
 
 def _invalid(error: RequestValidationError) -> Refusal:

@@ -1,20 +1,18 @@
 """What is recorded of a request: a line in the log, and Prometheus metrics; no content, unless asked for.
 
-Names of models come from the registry and paths from the routes, so no client can create a time series.
+No client can create a time series: names of models come from the registry and paths from the routes.
 """
 
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from engine.server.scheduler import SchedulerStats
 
@@ -34,8 +32,6 @@ COUNTERS = {
 
 @dataclass
 class RequestRecord:
-    """One request, filled in while it is served."""
-
     method: str
     path: str
     client: str
@@ -59,13 +55,11 @@ class RequestRecord:
     owner: str = ""  # part of the digest of the API key; empty without keys
 
     def add_tokens(self, count: int) -> None:
-        """Count tokens, and note when the first one came."""
         self.completion_tokens += count
         if self.first_s is None:
             self.first_s = perf_counter() - self.started
 
     def end(self) -> None:
-        """Write the line of the log; unknown values and zeros are left out."""
         self.seconds = perf_counter() - self.started
         self.status = self.status or 499
         line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -75,40 +69,30 @@ class RequestRecord:
         request_log.info("%s", json.dumps(line))
 
 
-class Metrics(Collector):
-    """The metrics of one server: requests and tokens as they end, the engine's state when asked."""
-
+class Metrics:
     def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
-        self._stats, self._admitted = stats, admitted
         self._registry = own = CollectorRegistry()
-        own.register(self)
-        self._requests = Counter(
-            "kakeya_requests", "Requests that ended", ["path", "model", "status"], registry=own
+        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("requests_active", "Requests that take turns in the engine", lambda: stats().active),
+            ("requests_admitted", "Requests that are served or wait", admitted),
+            ("models_loaded", "Models in memory", lambda: len(stats().models)),
+            ("sessions_idle", "Sessions kept for the next turn of a conversation", lambda: stats().sessions),
+            ("memory_bytes", "Bytes of arrays in use, models included", lambda: stats().memory_bytes),
         )
+        for name, text, value in gauges:
+            Gauge(f"kakeya_{name}", text, registry=own).set_function(value)
+        text = "Bytes of keys and values, and of drafters' memories"
+        cache = Gauge("kakeya_kv_cache_bytes", text, ["state"], registry=own)
+        cache.labels("active").set_function(lambda: stats().active_bytes)
+        cache.labels("idle").set_function(lambda: stats().idle_bytes)
+        counter = partial(Counter, registry=own)
         timing = partial(Histogram, buckets=SECONDS, registry=own)
+        self._requests = counter("kakeya_requests", "Requests that ended", ["path", "model", "status"])
         self._seconds = timing("kakeya_request_seconds", "From request to last byte", ["path"])
         self._first = timing("kakeya_first_token_seconds", "From request to first token", ["model"])
         self._counters = {
-            name: Counter(f"kakeya_{metric}", text, ["model"], registry=own)
-            for name, (metric, text) in COUNTERS.items()
+            name: counter(f"kakeya_{metric}", text, ["model"]) for name, (metric, text) in COUNTERS.items()
         }
-
-    def collect(self) -> Iterator[Metric]:
-        now = self._stats()
-        for name, text, value in (
-            ("requests_active", "Requests that take turns in the engine", now.active),
-            ("requests_admitted", "Requests that are served or wait", self._admitted()),
-            ("models_loaded", "Models in memory", len(now.models)),
-            ("sessions_idle", "Sessions kept for the next turn of a conversation", now.sessions),
-            ("memory_bytes", "Bytes of arrays in use, models included", now.memory_bytes),
-        ):
-            yield GaugeMetricFamily(f"kakeya_{name}", text, value=value)
-        cache = GaugeMetricFamily(
-            "kakeya_kv_cache_bytes", "Bytes of keys and values, and of drafters' memories", labels=["state"]
-        )
-        cache.add_metric(["active"], now.active_bytes)
-        cache.add_metric(["idle"], now.idle_bytes)
-        yield cache
 
     def count(self, record: RequestRecord, path: str) -> None:
         """Count a request that has ended; `path` is its route, or ``other``."""

@@ -1,7 +1,6 @@
 """Tokens as they come → content, reasoning and tool calls apart, stop strings cut off.
 
-mlx-lm's text machine and tool parsers decide which part of the text is which, as in its own server. Text that
-may be the beginning of a mark waits; what still waits at the end is text.
+mlx-lm's text machine and tool parsers decide which part of the text is which, as in its own server.
 """
 
 import json
@@ -62,7 +61,6 @@ class OutputParser:
         self._part, self._call, self._calls = state, "", 0
 
     def add(self, tokens: Sequence[int]) -> ParsedText:
-        """Return what became certain with these tokens."""
         parsed = self._parse(self.stream.add(tokens))
         self.reasoning_tokens += len(tokens) if self._part == "reasoning" else 0
         return parsed
@@ -111,7 +109,6 @@ class OutputParser:
             if not isinstance(arguments, str):
                 arguments = json.dumps(arguments, ensure_ascii=False)
             function = CalledFunction(name=call["name"], arguments=arguments)
-            parsed.calls.append(
-                ToolCallReply(id=f"call_{uuid.uuid4().hex[:24]}", function=function, index=self._calls)
-            )
+            call_id = f"call_{uuid.uuid4().hex[:24]}"
+            parsed.calls.append(ToolCallReply(id=call_id, function=function, index=self._calls))
             self._calls += 1

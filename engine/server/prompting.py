@@ -15,15 +15,16 @@ from engine.errors import PromptError, wrap_errors
 from engine.generate import THINKING_NAMES
 from engine.grammar import JSON_STYLE, Grammar, nameless
 from engine.server import schema
-from engine.server.schema import Refusal, invalid, refusing, unsupported
+from engine.server.schema import invalid, refusing, unsupported
 from engine.server.sessions import LoadedModel
+from engine.session import common_length
 
 # arguments of mlx-lm's and transformers' functions, which are not variables of a template
-RESERVED_SWITCHES = frozenset(
-    {"conversation", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
-    | {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
-    | {"return_assistant_tokens_mask", "messages"}
-)
+RESERVED_SWITCHES = {
+    *("conversation", "tools", "documents", "chat_template", "add_generation_prompt", "messages"),
+    *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
+    *("return_dict", "tokenizer_kwargs", "return_assistant_tokens_mask"),
+}
 LONGEST_SHOWN = 80  # characters of a name in a message
 ANY_OBJECT = {"type": "object"}
 JSON_CALLS = "mlx_lm.tool_parsers.json_tools"  # families whose calls are {"name": …, "arguments": …}
@@ -31,25 +32,20 @@ JSON_CALLS = "mlx_lm.tool_parsers.json_tools"  # families whose calls are {"name
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A prompt, and where the answer begins."""
-
     tokens: list[int]
-    # how many of them probably begin the conversation's next prompt too: all before the beginning of the
-    # answer, which templates may render differently when it is history
+    # how many of them probably begin the conversation's next prompt too: templates may render the beginning
+    # of the answer differently when it is history
     stable_prefix: int
     state: str = "normal"  # of mlx-lm's text machine: normal or reasoning
 
 
 @refusing("messages")
 def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedPrompt:
-    """Render a conversation with the beginning of the assistant's turn; raise Refusal."""
     tokenizer = model.target.tokenizer
-    tools = [] if request.tool_choice == "none" else request.tools or []
-    if tools and not tokenizer.has_tool_calling:
-        raise unsupported(
-            f"tools with {model.entry.name}, whose chat template has no place for them,", "tools"
-        )
-    described = [tool.model_dump(exclude_none=True) for tool in _callable(request, tools)]
+    described = [tool.model_dump(exclude_none=True) for tool in _callable(request)]
+    if described and not tokenizer.has_tool_calling:
+        what = f"tools with {model.entry.name}, whose chat template has no place for them,"
+        raise unsupported(what, "tools")
     switches = _switches(request, model)
     turns = [message.model_dump(exclude_none=True) for message in request.messages]
     for turn in turns:  # in the form that templates expect
@@ -57,13 +53,10 @@ def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedProm
         if "reasoning" in turn:
             turn["reasoning_content"] = turn["reasoning"]
         turn.setdefault("content", None)
-    contents = [turn["content"] for turn in turns]
-    texts = [text for text in contents if isinstance(text, str)]
-    texts += [part["text"] for content in contents if isinstance(content, list) for part in content]
-    _check_characters(texts, model, "messages")
     refused = f"{model.entry.name}: the conversation does not go through the chat template"
     with wrap_errors(lambda reason: PromptError(f"{refused}: {reason}")):
-        process_message_content(turns)
+        process_message_content(turns)  # all contents are texts now
+        _refuse_long(sum(len(turn["content"]) for turn in turns), "characters", model, "messages")
 
         def render(*, answer: bool) -> list[int]:
             rendered = tokenizer.apply_chat_template(
@@ -72,13 +65,11 @@ def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedProm
             return [int(token) for token in rendered]
 
         tokens, history = render(answer=True), render(answer=False)
-    shorter = min(len(tokens), len(history))
-    common = next((at for at in range(shorter) if tokens[at] != history[at]), shorter)
-    state = "normal"  # whether the template has begun the reasoning, as mlx-lm's server finds out
+    state = "normal"  # whether the template opens the reasoning, as mlx-lm's server finds out
     if tokenizer.has_thinking and tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens):
         state = "reasoning"
     state = str(tokenizer.response_initial_state or state)
-    return _checked(RenderedPrompt(tokens, common, state), model, "messages")
+    return _checked(RenderedPrompt(tokens, common_length(tokens, history), state), model, "messages")
 
 
 @refusing("prompt")
@@ -87,25 +78,23 @@ def text_prompt(request: schema.TextRequest, model: LoadedModel) -> RenderedProm
     given: Any = request.prompt
     prompt = given[0] if isinstance(given, list) and not isinstance(given[0], int) else given
     if isinstance(prompt, str):
-        _check_characters([prompt], model, "prompt")
+        _refuse_long(len(prompt), "characters", model, "prompt")
         with wrap_errors(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
             tokens = [int(token) for token in model.target.tokenizer.encode(prompt)]
     else:
-        tokens, most = prompt, model.target.target.vocab_size
-        if odd := [token for token in tokens if token >= most]:
-            raise PromptError(f"prompt: {odd[0]} is no token of this model, whose ids end at {most - 1}")
+        tokens = prompt
+        model.refuse_tokens("prompt", tokens, code="invalid_prompt")
     return _checked(RenderedPrompt(tokens, len(tokens) - 1), model, "prompt")
 
 
-def _callable(request: schema.ChatRequest, tools: Sequence[schema.Tool]) -> list[schema.Tool]:
-    """The tools that the request lets the model call."""
+def _callable(request: schema.ChatRequest) -> list[schema.Tool]:
     choice = request.tool_choice
     chosen = choice.function.name if isinstance(choice, schema.ChosenTool) else None
+    tools = [] if choice == "none" else request.tools or []
     return [tool for tool in tools if chosen in {None, tool.function.name}]
 
 
 def _switches(request: schema.ChatRequest, model: LoadedModel) -> Mapping[str, Any]:
-    """The template's switches: the registry's, then the request's."""
     effort, given = request.reasoning_effort, request.chat_template_kwargs or {}
     switches = dict(model.entry.chat_template_kwargs)
     asked: list[tuple[str, Sequence[str]]] = []
@@ -128,53 +117,40 @@ def has_switch(model: LoadedModel, names: Iterable[str]) -> bool:
     return not isinstance(template, str) or any(name in template for name in names)
 
 
-def _check_characters(texts: Iterable[str], model: LoadedModel, param: str) -> None:
-    """Refuse texts that cannot fit before they are tokenized, which takes seconds for long ones."""
-    size = sum(map(len, texts))
-    if model.context is not None and size > model.context * model.longest_token:
-        raise _too_long(f"{size} characters", model, param)
+def _refuse_long(size: int, unit: str, model: LoadedModel, param: str) -> None:
+    """Refuse what does not fit, characters before they are tokenized, which takes seconds for long texts."""
+    if model.context is None:
+        return
+    if size > (model.context - 1 if unit == "tokens" else model.context * model.longest_token):
+        takes = f"{model.entry.name} takes {model.context} tokens, those of the answer included"
+        raise invalid(param, f"the prompt has {size} {unit}; {takes}", code="context_length_exceeded")
 
 
 def _checked(prompt: RenderedPrompt, model: LoadedModel, param: str) -> RenderedPrompt:
     if not prompt.tokens:
         raise invalid(param, f"{param}: the prompt is empty", code="invalid_prompt")
-    if model.context is not None and len(prompt.tokens) >= model.context:
-        raise _too_long(f"{len(prompt.tokens)} tokens", model, param)
+    _refuse_long(len(prompt.tokens), "tokens", model, param)
     return prompt
-
-
-def _too_long(size: str, model: LoadedModel, param: str) -> Refusal:
-    return invalid(
-        param,
-        f"the prompt has {size}; {model.entry.name} takes {model.context} tokens, those of the answer "
-        "included",
-        code="context_length_exceeded",
-    )
 
 
 # --- grammars -------------------------------------------------------------------------------------------
 
 
 def needs_grammar(request: schema.AnyRequest) -> bool:
-    """Whether the answer is bound to a format or a call."""
     form = request.response_format
     return (form is not None and form.type != "text") or _demands_call(request)
 
 
 @refusing("response_format")
-def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar | None:
-    """Compile the grammar of an answer; None for free text; raise Refusal."""
+def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar:
+    """Compile the grammar of an answer that needs one; raise Refusal."""
     form = request.response_format
     if isinstance(request, schema.ChatRequest) and _demands_call(request):
         if form is not None and form.type != "text":
-            raise invalid(
-                "response_format",
-                "response_format and a tool_choice that demands a call cannot both hold; leave one out",
-            )
+            text = "response_format and a tool_choice that demands a call cannot both hold; leave one out"
+            raise invalid("response_format", text)
         return Grammar.lark(model.vocabulary, _call_grammar(request, model, prompt))
-    if form is None or form.type == "text":
-        return None
-    wanted = form.json_schema.schema_ if form.type == "json_schema" else ANY_OBJECT
+    wanted = form.json_schema.schema_ if isinstance(form, schema.JsonSchemaFormat) else ANY_OBJECT
     if not (isinstance(request, schema.ChatRequest) and model.target.tokenizer.has_thinking):
         return Grammar.json_schema(model.vocabulary, wanted)
     return Grammar.lark(model.vocabulary, _after_reasoning(f"%json {_styled(wanted)}", model, prompt))
@@ -187,12 +163,11 @@ def _demands_call(request: schema.AnyRequest) -> bool:
 
 
 def _call_grammar(request: schema.ChatRequest, model: LoadedModel, prompt: RenderedPrompt) -> str:
-    """The grammar of one call of the tools, or of several."""
     tokenizer = model.target.tokenizer
     if getattr(tokenizer.tool_parser, "__module__", None) != JSON_CALLS:
         raise unsupported(f"tool_choice other than auto and none with {model.entry.name}", "tool_choice")
     rules = []
-    for index, tool in enumerate(_callable(request, request.tools or [])):
+    for index, tool in enumerate(_callable(request)):
         head = _dump(f'{{"name": {_dump(tool.function.name)}, "arguments": ')
         rules.append(f'one_{index}: {head} %json {_styled(tool.function.parameters or ANY_OBJECT)} "}}"')
     several = "call+" if request.parallel_tool_calls and request.tool_choice == "required" else "call"
@@ -204,7 +179,6 @@ def _call_grammar(request: schema.ChatRequest, model: LoadedModel, prompt: Rende
 
 
 def _after_reasoning(body: str, model: LoadedModel, prompt: RenderedPrompt) -> str:
-    """The first rules of a grammar: reasoning, where the model does that, and then what is bound."""
     tokenizer = model.target.tokenizer
     if not tokenizer.has_thinking:
         return f"start: {body}"
@@ -222,7 +196,6 @@ def _mark(text: str, tokens: Sequence[int] | None) -> str:
 
 
 def _styled(wanted: dict[str, Any]) -> str:
-    """A JSON Schema for a grammar, with our style of blanks, whatever it says itself."""
     return nameless(_dump(wanted | {"x-guidance": JSON_STYLE}))
 
 

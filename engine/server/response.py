@@ -1,7 +1,4 @@
-"""Steps of the engine → OpenAI's objects: a whole completion, or the chunks of a stream.
-
-A `ResponseBuilder` answers one request. It gets the steps as they come and knows nothing of HTTP.
-"""
+"""Steps of the engine → OpenAI's objects: a whole completion, or the chunks of a stream; nothing of HTTP."""
 
 import time
 import uuid
@@ -11,7 +8,7 @@ from typing import Any
 
 from engine.decode import Step
 from engine.detokenize import text_of
-from engine.external_engines import DraftCounts
+from engine.external_engines.engine import DraftCounts
 from engine.logprobs import TokenLogprob
 from engine.server import schema
 from engine.server.parsing import OutputParser, ParsedText
@@ -20,10 +17,11 @@ from engine.server.sequence import DecodeFinished, DecodeRequest
 from engine.server.sessions import LoadedModel
 from engine.stops import Stops
 
+# of `DecodeFinished`, told as they are
+FACTS = ("engine", "fallback_from", "drafter", "block", "why_off", "cached_tokens", "cache_strategy")
+
 
 class ResponseBuilder(ABC):
-    """The answer to one request: what was said so far, and the objects for it."""
-
     prefix: str
     chunk: type[schema.ChatChunk | schema.TextCompletion]
 
@@ -58,7 +56,6 @@ class ResponseBuilder(ABC):
         yield from ()
 
     def take(self, steps: Sequence[Step]) -> Iterator[schema.Reply]:
-        """Yield a chunk for steps, if any text became certain with them."""
         if parsed := self.hear(steps):
             yield self._chunk([self._choice(parsed, None)])
 
@@ -73,14 +70,11 @@ class ResponseBuilder(ABC):
             yield self._chunk([], usage=self.usage(ended.cached_tokens), x_kakeya=provenance)
 
     def complete(self, ended: DecodeFinished) -> schema.Reply:
-        """Return the whole answer as one object, instead of chunks."""
         self._rest()
-        return self._complete(
-            self.finish(ended), usage=self.usage(ended.cached_tokens), x_kakeya=self.provenance(ended)
-        )
+        usage, provenance = self.usage(ended.cached_tokens), self.provenance(ended)
+        return self._complete(self.finish(ended), usage=usage, x_kakeya=provenance)
 
     def hear(self, steps: Sequence[Step]) -> ParsedText:
-        """Take in steps; return what became certain with them."""
         parsed = ParsedText()
         for step in steps:
             parsed += self._parser.add(step.tokens)
@@ -121,13 +115,14 @@ class ResponseBuilder(ABC):
         """Count tokens of prompt and answer, also of an answer that was interrupted."""
         read, written = len(self.decoded.prompt), len(self.tokens)
         reasoning = self._parser.reasoning_tokens
-        details = schema.ReasoningTokens(reasoning_tokens=reasoning) if reasoning else None
         return schema.Usage(
             prompt_tokens=read,
             completion_tokens=written,
             total_tokens=read + written,
             prompt_tokens_details=schema.CachedTokens(cached_tokens=cached_tokens),
-            completion_tokens_details=details,
+            completion_tokens_details=schema.ReasoningTokens(reasoning_tokens=reasoning)
+            if reasoning
+            else None,
         )
 
     def provenance(self, ended: DecodeFinished) -> schema.Provenance:
@@ -135,30 +130,30 @@ class ResponseBuilder(ABC):
         verified = [each for each in outcome.rounds if each.block > 1]
         drafted = sum(each.block - 1 for each in verified)
         counts = ended.external_counts or DraftCounts(len(verified), sum(each.accepted for each in verified))
-        decoded, coded = len(self.tokens) - 1, None
+        decoded, length = len(self.tokens) - 1, counts.acceptance_length
         speed = round(decoded / outcome.decode_s, 3) if outcome.decode_s > 0 and decoded else None
-        wants_tokens, wants_rounds = self._request.return_token_ids, self._request.return_rounds
-        rounds = [(r.block, r.accepted, round(r.draft_s, 7), round(r.verify_s, 7)) for r in outcome.rounds]
-        if (use := outcome.kv) is not None:
-            coded = schema.CodedValues(layers=list(use.layers), values=use.values, bytes=use.nbytes)
-        length = counts.acceptance_length
+        asked: dict[str, Any] = {}
+        if self._request.return_token_ids:
+            asked |= {"token_ids": self.tokens, "prompt_token_ids": self.decoded.prompt}
+        if self._request.return_rounds:
+            asked["rounds"] = [
+                (r.block, r.accepted, round(r.draft_s, 7), round(r.verify_s, 7)) for r in outcome.rounds
+            ]
+            asked["kept_positions"] = outcome.kept
+            if (use := outcome.kv) is not None:
+                asked["coded"] = {"layers": list(use.layers), "values": use.values, "bytes": use.nbytes}
         return schema.Provenance(
             model=self._model.entry.name,
             kv_channel=self.decoded.channel.name,
             kv_policy=self.decoded.channel.policy.spec,
-            engine=ended.engine,
-            fallback_from=ended.fallback_from,
-            drafter=ended.drafter,
-            block=ended.block,
+            **{name: getattr(ended, name) for name in FACTS},
             speculation=counts.rounds > 0,
-            why_off=ended.why_off,
             verify_rounds=counts.rounds,
             plain_steps=len(outcome.rounds) - len(verified),
             drafted=drafted if ended.external_counts is None else None,
             accepted=counts.accepted,
             acceptance_length=length if length is None else round(length, 4),
             drafter_forwards=outcome.drafter_forwards,
-            cached_tokens=ended.cached_tokens,
             queue_s=round(ended.queue_s, 6),
             prefill_s=round(outcome.prefill_s, 6),
             decode_s=round(outcome.decode_s, 6),
@@ -166,12 +161,7 @@ class ResponseBuilder(ABC):
             resident_bytes=outcome.resident_bytes + outcome.drafter_resident_bytes,
             drafter_resident_bytes=outcome.drafter_resident_bytes,
             cache_classes=dict(outcome.cache_classes),
-            cache_strategy=ended.cache_strategy,
-            token_ids=self.tokens if wants_tokens else None,
-            prompt_token_ids=self.decoded.prompt if wants_tokens else None,
-            rounds=rounds if wants_rounds else None,
-            kept_positions=outcome.kept if wants_rounds else None,
-            coded=coded if wants_rounds else None,
+            **asked,
         )
 
     def _text(self, token: int) -> str:
@@ -184,7 +174,6 @@ class ChatResponseBuilder(ResponseBuilder):
     _request: schema.ChatRequest
 
     def begin(self) -> Iterator[schema.Reply]:
-        """Yield the role, as OpenAI's streams begin."""
         yield self._chunk([schema.ChunkChoice(delta=schema.Delta(role="assistant", content=""))])
 
     def _choice(self, parsed: ParsedText, finish: schema.Finish | None) -> schema.ChunkChoice:
@@ -202,9 +191,8 @@ class ChatResponseBuilder(ResponseBuilder):
             reasoning=parsed.reasoning or None,
             tool_calls=[call.model_copy(update={"index": None}) for call in parsed.calls] or None,
         )
-        choice = schema.ChatChoice(
-            message=message, logprobs=self._chat_logprobs(parsed), finish_reason=finish
-        )
+        told = self._chat_logprobs(parsed)
+        choice = schema.ChatChoice(message=message, logprobs=told, finish_reason=finish)
         return schema.ChatCompletion(**self.head, choices=[choice], **fields)
 
     def _chat_logprobs(self, parsed: ParsedText) -> schema.ChatLogprobs | None:
@@ -236,6 +224,5 @@ class TextResponseBuilder(ResponseBuilder):
             top_logprobs=top if self.decoded.logprobs else None,
             text_offset=[begin for begin, _ in parsed.logprobs],
         )
-        return schema.TextChoice(
-            text=parsed.content, logprobs=told if records else None, finish_reason=finish
-        )
+        logprobs = told if records else None
+        return schema.TextChoice(text=parsed.content, logprobs=logprobs, finish_reason=finish)

@@ -1,8 +1,7 @@
 """The engine's thread: everything that touches arrays happens here, a turn at a time.
 
 A request leases a model, is prepared on another thread, submitted, and decoded in turns (a chunk of its
-prompt, or a round), round robin, so that a short question is answered while a long one is in progress. Leases
-are granted in order: where too many models are loaded, all wait until the requests of another have ended.
+prompt, or a round), round robin. Leases are granted in order: where too many models are loaded, all wait.
 """
 
 import logging
@@ -52,8 +51,6 @@ class SchedulerLimits:
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """What the thread is doing, as of its last turn."""
-
     active: int = 0  # requests that take turns
     models: tuple[str, ...] = ()
     sessions: int = 0  # idle ones
@@ -64,16 +61,12 @@ class SchedulerStats:
 
 @dataclass(eq=False)
 class ModelLease:
-    """The right to use a model, once `granted` has a result."""
-
     entry: ModelEntry
     granted: "Future[LoadedModel]" = field(default_factory=Future)
 
 
 @dataclass(eq=False)
 class DecodeJob:
-    """A submitted request; it owns its lease."""
-
     request: DecodeRequest
     lease: ModelLease
     deliver: Callable[[Event], None]
@@ -83,8 +76,6 @@ class DecodeJob:
 
 @dataclass
 class ActiveSequence:
-    """The events of a request that takes turns, and what holds its keys and values."""
-
     events: Generator[Event]
     cached: CachedSession | None = None  # None with an external engine
     caches: list[Any] = field(default_factory=list)  # those given to an external engine
@@ -120,7 +111,6 @@ class Scheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Fail what is active, close what is open, and end the thread; idempotent."""
         self._calls.put(partial(setattr, self, "_stopping", True))
         self._thread.join()
 
@@ -145,10 +135,9 @@ class Scheduler:
     def submit(
         self, lease: ModelLease, request: DecodeRequest, deliver: Callable[[Event], None]
     ) -> DecodeJob:
-        """Queue a request with a granted lease, which the thread releases when the request has ended.
+        """Queue a request; the thread releases its granted lease when it has ended, and delivers its events.
 
-        `deliver` is called in the engine's thread with each event; unless the job is cancelled, the last is
-        DecodeFinished or DecodeFailed. Raise GenerationError after the thread's end.
+        Unless the job is cancelled, the last is DecodeFinished or DecodeFailed.
         """
         job = DecodeJob(request, lease, deliver)
         self._call(partial(self._waiting.append, job))
@@ -202,39 +191,36 @@ class Scheduler:
         while self._leases:
             lease = self._leases[0]
             name = lease.entry.name
-            model = self._models.get(name) or self._load(lease)
-            if model is None and not lease.granted.done():
+            try:
+                model = self._models.get(name) or self._load(lease.entry)
+            except Exception as error:
+                self._leases.popleft().granted.set_exception(error)
+                continue
+            if model is None:
                 return
             self._leases.popleft()
-            if model is not None:
-                self._models[name] = self._models.pop(name)
-                self._leased[name] = self._leased.get(name, 0) + 1
-                lease.granted.set_result(model)
+            self._models[name] = self._models.pop(name, model)
+            self._leased[name] = self._leased.get(name, 0) + 1
+            lease.granted.set_result(model)
 
-    def _load(self, lease: ModelLease) -> LoadedModel | None:
-        """Load a model; None where the limit is reached, or, with the lease failed, it cannot be loaded."""
-        name = lease.entry.name
-        try:
-            load = self._find(lease.entry)  # before another model is unloaded for it
-            if len(self._models) >= self._limits.models:
-                unused = [each for each in self._models if not self._leased.get(each)]
-                if not unused:
-                    return None
-                logger.info("unloading %s", unused[0])
-                self._sessions.close(unused[0])
-                del self._models[unused[0]]
-                mx.clear_cache()
-            started = perf_counter()
-            logger.info("loading %s", name)
-            self._models[name] = model = load()
-        except Exception as error:
-            lease.granted.set_exception(error)
-            return None
-        logger.info("loaded %s in %.1f s", name, perf_counter() - started)
+    def _load(self, entry: ModelEntry) -> LoadedModel | None:
+        """Load a model; None where the limit is reached."""
+        load = self._find(entry)  # before another model is unloaded for it
+        if len(self._models) >= self._limits.models:
+            unused = [each for each in self._models if not self._leased.get(each)]
+            if not unused:
+                return None
+            logger.info("unloading %s", unused[0])
+            self._sessions.close(unused[0])
+            del self._models[unused[0]]
+            mx.clear_cache()
+        started = perf_counter()
+        logger.info("loading %s", entry.name)
+        model = load()
+        logger.info("loaded %s in %.1f s", entry.name, perf_counter() - started)
         return model
 
     def _admit(self) -> None:
-        """Let waiting requests take turns, up to the limit."""
         while self._waiting and len(self._active) < self._limits.parallel:
             job = self._waiting.popleft()
             if job.cancelled.is_set():
@@ -259,8 +245,8 @@ class Scheduler:
         if obstacle is not None:
             logger.warning("%s: %s; decoding plainly", model.entry.name, obstacle)
             why_off = f"plain decoding: {obstacle}"
-        open_session = partial(model.open_session, request)
-        cached = self._sessions.take(model.key(request), request.prompt, open_session)
+        make = partial(model.open_session, request)
+        cached = self._sessions.take(model.key(request), request.prompt, make)
         events = decode_in_session(
             request,
             model.target,
@@ -319,10 +305,9 @@ class Scheduler:
         self._leases.clear()
 
     def _update_stats(self) -> None:
-        now = perf_counter()
-        if self._active and now - self._updated < STATS_S:
+        if self._active and perf_counter() - self._updated < STATS_S:
             return
-        self._updated = now
+        self._updated = perf_counter()
         self.stats = SchedulerStats(
             active=len(self._active),
             models=tuple(self._models),

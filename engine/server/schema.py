@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -22,8 +23,6 @@ LONGEST_STOP = 1000  # characters
 MOST_BIASES = 1024
 MOST_TOOLS = 128
 MOST_LOGPROBS = 20
-
-# --- errors ----------------------------------------------------------------------------------------------
 
 # status -> (OpenAI's type of the error, what it means here)
 ERRORS = {
@@ -41,21 +40,18 @@ ERRORS = {
 }
 
 
+@dataclass(eq=False)
 class Refusal(errors.ConfigurationError):
     """Ends a request with a status and an error document; `param` is the request's wrong field."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-        self.headers = dict(headers or {})
+    status: int
+    message: str
+    param: str | None = None
+    code: str = field(kw_only=True)
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     def document(self) -> dict[str, Any]:
         kind, _ = ERRORS.get(self.status, ERRORS[400])
@@ -76,32 +72,27 @@ def unsupported(what: str, param: str | None = None) -> Refusal:
 
 def refusal_of(error: errors.EngineError, param: str | None = None) -> Refusal:
     """Turn an error of the engine into a refusal; `param` names the field where the error does not."""
-    match error:
-        case Refusal():
-            return error
-        case ShuttingDownError():
-            return Refusal(503, str(error), code="shutting_down")
-        case errors.UnknownModel():
-            return Refusal(404, str(error), param="model", code="model_not_found")
-        case errors.ModelError():
-            return Refusal(500, str(error), code="model_unusable")
-        case errors.PromptError():
-            return invalid(param or "messages", str(error), code="invalid_prompt")
-        case errors.InputError():
-            return Refusal(400, str(error), param=param, code="invalid_value")
+    if isinstance(error, Refusal):
+        return error
+    for kind, status, wrong, code in (
+        (ShuttingDownError, 503, None, "shutting_down"),
+        (errors.UnknownModel, 404, "model", "model_not_found"),
+        (errors.ModelError, 500, None, "model_unusable"),
+        (errors.PromptError, 400, param or "messages", "invalid_prompt"),
+        (errors.InputError, 400, param, "invalid_value"),
+    ):
+        if isinstance(error, kind):
+            return Refusal(status, str(error), wrong, code=code)
     return Refusal(500, str(error), code="generation_failed")
 
 
 @contextmanager
 def refusing(param: str) -> Iterator[None]:
-    """Turn errors of the engine into refusals that name this field."""
     try:
         yield
     except errors.EngineError as error:
         raise refusal_of(error, param) from error
 
-
-# --- features of OpenAI's that are refused --------------------------------------------------------------
 
 # field -> (values that ask for nothing, which clients send by default; the feature)
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -138,12 +129,9 @@ def refuse_unsupported(fields: Any) -> Any:
     kept = {name: value for name, value in fields.items() if name not in UNSUPPORTED}
     if isinstance(messages := fields.get("messages"), list):
         kept["messages"] = [_supported_message(message, index) for index, message in enumerate(messages)]
-    prompts = fields.get("prompt")
-    if (
-        isinstance(prompts, list)
-        and len(prompts) != 1
-        and any(isinstance(each, str | list) for each in prompts)
-    ):
+    prompts: Any = fields.get("prompt")
+    several = isinstance(prompts, list) and any(isinstance(each, str | list) for each in prompts)
+    if several and len(prompts) != 1:
         raise invalid("prompt", f"a request has one prompt, not {len(prompts)}")
     return kept
 
@@ -188,6 +176,7 @@ Many = Annotated[list[Item], Field(fail_fast=True)]  # one error suffices for a 
 Text = Annotated[str, AfterValidator(_encodable)]
 Json = Annotated[dict[str, Any], AfterValidator(_serializable)]
 StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
+Count = Annotated[int, Field(ge=1)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -205,10 +194,8 @@ class TextPart(RequestPart):
 
 
 class FunctionCall(RequestPart):
-    """A call as the assistant made it; ``arguments`` is JSON as text."""
-
     name: Name
-    arguments: Text
+    arguments: Text = Field(description="JSON as text.")
 
 
 class ToolCall(RequestPart):
@@ -219,8 +206,6 @@ class ToolCall(RequestPart):
 
 
 class Message(RequestPart):
-    """One turn of the conversation."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Many[TextPart] | None = None
     name: Text | None = None
@@ -231,11 +216,9 @@ class Message(RequestPart):
 
 
 class Function(RequestPart):
-    """A function that the model may call; ``parameters`` is a JSON Schema."""
-
     name: Name
     description: Text | None = None
-    parameters: Json | None = None
+    parameters: Json | None = Field(None, description="A JSON Schema.")
     strict: bool | None = None
 
 
@@ -249,8 +232,6 @@ class ChosenFunction(RequestPart):
 
 
 class ChosenTool(RequestPart):
-    """The one tool to call."""
-
     type: Literal["function"]
     function: ChosenFunction
 
@@ -262,16 +243,10 @@ class JsonSchema(RequestPart):
     strict: bool | None = None
 
 
-class TextFormat(RequestPart):
-    """No constraint."""
+class PlainFormat(RequestPart):
+    """No constraint, or any JSON object."""
 
-    type: Literal["text"]
-
-
-class JsonObjectFormat(RequestPart):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
+    type: Literal["text", "json_object"]
 
 
 class JsonSchemaFormat(RequestPart):
@@ -279,28 +254,20 @@ class JsonSchemaFormat(RequestPart):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class StreamOptions(RequestPart):
-    """Whether a stream ends with a chunk for the usage."""
-
-    include_usage: bool = False
+    include_usage: bool = Field(False, description="In a last chunk without choices.")
     include_obfuscation: bool = False
 
 
 class CompletionRequest(RequestPart):
-    """The fields that both kinds of request have."""
-
-    model: Text | None = Field(
-        None, description="`NAME` or `NAME@CHANNEL` of /v1/models; the default model if left out."
-    )
+    model: Text | None = Field(None, description="An id of /v1/models; the default model if left out.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        None, description="0, the default, is greedy."
-    )
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Greedy by default.")
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -319,14 +286,10 @@ class CompletionRequest(RequestPart):
     prompt_cache_key: Text | None = None
     prompt_cache_retention: Text | None = None
     kv_channel: Text | None = Field(None, description="How keys and values are kept; one the model allows.")
-    block: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
-        None, description="Tokens of a verify forward; 1 is plain decoding."
-    )
+    block: Count | Literal["auto"] | None = Field(None, description="Tokens a forward; 1 is plain decoding.")
     drafter: Drafting | None = Field(None, description="What drafts; `none` is plain decoding.")
     return_token_ids: bool | None = Field(None, description="Put the tokens into `x_kakeya`.")
-    return_rounds: bool | None = Field(
-        None, description="Put every round, and what the caches hold at the end, into `x_kakeya`."
-    )
+    return_rounds: bool | None = Field(None, description="Put every round and the caches into `x_kakeya`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -335,19 +298,15 @@ class CompletionRequest(RequestPart):
 
 
 class ChatRequest(CompletionRequest):
-    """A chat completion."""
-
     messages: Annotated[Many[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    chat_template_kwargs: Json | None = Field(
-        None, description="Switches of the model's chat template, such as `enable_thinking`."
-    )
+    chat_template_kwargs: Json | None = Field(None, description="Switches of the model's chat template.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -392,8 +351,6 @@ class ErrorBody(Reply):
 
 
 class ErrorReply(Reply):
-    """The body of every refusal."""
-
     error: ErrorBody
 
 
@@ -408,8 +365,6 @@ class ReasoningTokens(Reply):
 
 
 class Usage(Reply):
-    """Tokens of prompt and answer."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -418,8 +373,6 @@ class Usage(Reply):
 
 
 class CodedValues(Reply):
-    """What coded layers store: the numbers of these layers, how many values, in how many bytes."""
-
     layers: list[int]
     values: int
     bytes: int
@@ -454,9 +407,7 @@ class Provenance(Reply):
     cache_strategy: str | None = _omitted("How an external engine was given the channel's caches.")
     token_ids: list[int] | None = _omitted()
     prompt_token_ids: list[int] | None = _omitted()
-    rounds: list[tuple[int, int, float, float]] | None = _omitted(
-        "Block, accepted, draft_s and verify_s of every forward after the prompt's."
-    )
+    rounds: list[tuple[int, int, float, float]] | None = _omitted("Block, accepted, draft_s, verify_s.")
     kept_positions: int | None = _omitted("The most that a layer with a window still sees.")
     coded: CodedValues | None = _omitted()
 
@@ -478,8 +429,6 @@ class ChatLogprobs(Reply):
 
 
 class TextLogprobs(Reply):
-    """The same in the form of the older endpoint."""
-
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]] | None
@@ -487,10 +436,8 @@ class TextLogprobs(Reply):
 
 
 class CalledFunction(Reply):
-    """A function and its arguments, JSON as text."""
-
     name: str
-    arguments: str
+    arguments: str = Field(description="JSON as text.")
 
 
 class ToolCallReply(Reply):
@@ -500,11 +447,16 @@ class ToolCallReply(Reply):
     index: int | None = _omitted()
 
 
-class ChatMessage(Reply):
-    role: Literal["assistant"] = "assistant"
-    content: str | None
+class Delta(Reply):
+    role: Literal["assistant"] | None = _omitted()
+    content: str | None = _omitted()
     reasoning: str | None = _omitted()
     tool_calls: list[ToolCallReply] | None = _omitted()
+
+
+class ChatMessage(Delta):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
 
 
 class ChatChoice(Reply):
@@ -515,8 +467,6 @@ class ChatChoice(Reply):
 
 
 class Head(Reply):
-    """The fields that every completion object begins with."""
-
     id: str
     created: int
     model: str
@@ -524,21 +474,10 @@ class Head(Reply):
 
 
 class ChatCompletion(Head):
-    """The answer to a chat completion."""
-
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
     x_kakeya: Provenance
-
-
-class Delta(Reply):
-    """What a chunk adds to the assistant's turn."""
-
-    role: Literal["assistant"] | None = _omitted()
-    content: str | None = _omitted()
-    reasoning: str | None = _omitted()
-    tool_calls: list[ToolCallReply] | None = _omitted()
 
 
 class ChunkChoice(Reply):
@@ -587,8 +526,6 @@ class ModelList(Reply):
 
 
 class Health(Reply):
-    """Whether requests are served, and how many are active and waiting."""
-
     status: Literal["ok", "unavailable"]
     reason: str | None = None
     version: str

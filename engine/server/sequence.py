@@ -1,7 +1,7 @@
-"""One request being decoded, an event a turn: what is asked of the engine's thread, and what it answers.
+"""One request being decoded: an event for each chunk of the prompt and for each round.
 
-A generator yields an event for each chunk of the prompt and for each round; closing it midway leaves the
-session usable. Arrays are made by the engine's thread alone, so requests and events hold none.
+Closing the generator midway leaves the session usable. Requests and events hold no arrays, which belong to
+the engine's thread.
 """
 
 from collections.abc import Generator, Mapping
@@ -16,7 +16,7 @@ from engine.cache.transaction import resident
 from engine.decode import Processor, Step
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
-from engine.external_engines import DraftCounts, ExternalEngine
+from engine.external_engines.engine import DraftCounts, ExternalEngine
 from engine.generate import Outcome, SamplingOptions, generate_in_session
 from engine.grammar import Grammar
 from engine.registry import Channel
@@ -26,7 +26,8 @@ from engine.session import Session
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
 
-OUR_ENGINE = "kakeya"
+FIRST_ENDED = "the answer ended with its first token"
+NOT_FASTER = "the drafter had nothing to propose, or plain steps were the faster ones here"
 
 
 @dataclass(frozen=True)
@@ -48,23 +49,19 @@ class DecodeRequest:
 
 @dataclass(frozen=True)
 class PrefillProgress:
-    """How many of the prompt's tokens are computed, or were cached."""
-
-    done: int
+    done: int  # of the prompt's tokens, the cached ones included
     total: int
 
 
 @dataclass(frozen=True)
 class DecodeFinished:
-    """The last event of a complete request; see `engine.server.schema.Provenance`."""
-
     outcome: Outcome
     drafter: str | None
     block: int | str | None
     why_off: str | None
     queue_s: float
     cached_tokens: int = 0
-    engine: str = OUR_ENGINE
+    engine: str = "kakeya"
     fallback_from: str | None = None  # the model's external engine, where it cannot decode this request
     cache_strategy: str | None = None  # of an external engine
     external_counts: DraftCounts | None = None  # of an external engine that drafts
@@ -89,10 +86,7 @@ def decode_in_session(
     why_off: str | None,
     fallback_from: str | None = None,
 ) -> Generator[Event]:
-    """Decode a request in a session of its target, `chunk` prompt positions a turn.
-
-    `submitted` is when the request came, by `perf_counter`; `why_off` says why nothing will be drafted.
-    """
+    """Decode a request in a session of its target, `chunk` prompt positions a turn."""
     started = perf_counter()
     drafter, total = session.drafter, len(request.prompt)
     cached = done = session.resume(request.prompt)
@@ -109,15 +103,12 @@ def decode_in_session(
     processors: list[Processor] = mlx_lm(dict(request.bias) or None, **request.penalties)
     if request.grammar is not None:  # last: nothing may bring back what it forbids
         processors.append(request.grammar.processor(total))
-    sampling = SamplingOptions(
-        request.sampling, tuple(processors), request.stop_texts, logprobs=request.logprobs
-    )
     steps = generate_in_session(
         target,
         session,
         request.prompt,
         request.max_tokens,
-        sampling,
+        SamplingOptions(request.sampling, tuple(processors), request.stop_texts, logprobs=request.logprobs),
         draft_length=draft_length,
         prefill_chunk=chunk,
         started=started,
@@ -131,12 +122,10 @@ def decode_in_session(
     assert outcome is not None  # noqa: S101 - the last step has one
     if outcome.verify_rounds:
         why_off = None
-    elif why_off is None and not outcome.rounds:
-        why_off = "the answer ended with its first token"
     elif why_off is None:
-        why_off = "the drafter had nothing to propose, or plain steps were the faster ones here"
+        why_off = NOT_FASTER if outcome.rounds else FIRST_ENDED
     yield DecodeFinished(
-        outcome=outcome,
+        outcome,
         drafter=drafter.name if drafter else None,
         block=request.block or ("auto" if drafter else None),
         why_off=why_off,
@@ -195,24 +184,12 @@ def decode_externally(
     why_off = None
     if drafter is None:
         why_off = f"the engine {engine.name} decodes this model without a drafter"
-    elif not counts.rounds and len(tokens) == 1:
-        why_off = "the answer ended with its first token"
     elif not counts.rounds:
-        why_off = f"the engine {engine.name} reports no verify rounds"
-    classes, nbytes = resident(caches)
-    outcome = Outcome(
-        tokens=tokens,
-        text="",
-        finish=finish,
-        prefill_s=first - started,
-        decode_s=perf_counter() - first,
-        rounds=[],
-        path=f"external:{engine.name}",
-        cache_classes=classes,
-        resident_bytes=nbytes,
-    )
+        why_off = FIRST_ENDED if len(tokens) == 1 else f"the engine {engine.name} reports no verify rounds"
+    prefill_s, decode_s = first - started, perf_counter() - first
+    path = f"external:{engine.name}"
     yield DecodeFinished(
-        outcome=outcome,
+        Outcome(tokens, "", finish, prefill_s, decode_s, [], path, *resident(caches)),
         drafter=drafter,
         block=None,
         why_off=why_off,

@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 
 from engine.errors import ConfigurationError, GenerationError, ModelNotHere
-from engine.registry import Located, ModelEntry, Places, Registry, check_located, fetch, locate
+from engine.registry import ModelEntry, Places, Registry, check_located, fetch, locate
 from engine.server.app import AccessRules, BoundedProtocol, bare_app, digest, new_app
 from engine.server.metrics import Metrics
 from engine.server.scheduler import ModelFinder, Scheduler, SchedulerLimits
@@ -31,8 +31,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the command line can set about a server; see its help."""
-
     host: str = "127.0.0.1"
     port: int = 8080
     keys: tuple[str, ...] = ()
@@ -46,18 +44,14 @@ class ServerSettings:
     log_content: bool = False
 
     def check(self) -> None:
-        """Raise ConfigurationError where an option does not make sense."""
         if not 0 <= self.port <= 65535:
             raise ConfigurationError(f"--port must lie in 0 to 65535, not {self.port}")
-        if short := [key for key in self.keys if len(key) < SHORTEST_KEY]:
-            raise ConfigurationError(
-                f"an API key of {len(short[0])} characters can be guessed; give at least {SHORTEST_KEY}"
-            )
+        if (shortest := min(map(len, self.keys), default=SHORTEST_KEY)) < SHORTEST_KEY:
+            text = f"an API key of {shortest} characters can be guessed; give at least {SHORTEST_KEY}"
+            raise ConfigurationError(text)
         if not self.keys and not self.local:
-            raise ConfigurationError(
-                f"--host {self.host} lets other machines in, and there is no API key: set KAKEYA_API_KEY or "
-                "give --api-key-file"
-            )
+            text = f"--host {self.host} lets other machines in, and there is no API key"
+            raise ConfigurationError(f"{text}: set KAKEYA_API_KEY or give --api-key-file")
         if "*" in self.allowed_origins and not self.keys:
             raise ConfigurationError("--allow-origin '*' lets any web page ask; that needs an API key")
         limits, requests = self.limits, self.request_limits
@@ -82,10 +76,8 @@ class ServerSettings:
 
     @property
     def local(self) -> bool:
-        if self.host == "localhost":
-            return True
         try:
-            return ip_address(self.host).is_loopback
+            return self.host == "localhost" or ip_address(self.host).is_loopback
         except ValueError:
             return False
 
@@ -106,11 +98,10 @@ def check_registry(registry: Registry, places: Places) -> list[str]:
     for entry in registry.entries:
         try:
             located = locate(entry, places)
+            check_located(located)
+            lines.append(f"{entry.name}: {located.target}, drafter {located.drafter or 'none'}")
         except ModelNotHere as error:
             lines.append(f"{entry.name}: {error}")
-            continue
-        check_located(located)
-        lines.append(f"{entry.name}: {located.target}, drafter {located.drafter or 'none'}")
     return lines
 
 
@@ -118,13 +109,14 @@ def model_finder(places: Places, *, download: bool) -> ModelFinder:
     """Make what finds the models of a registry; `download` fetches missing ones when they are loaded."""
 
     def find(entry: ModelEntry) -> Callable[[], LoadedModel]:
-        if download:
-            return lambda: load(fetch(entry, places))
-        return partial(load, locate(entry, places))
+        located = None if download else locate(entry, places)
 
-    def load(located: Located) -> LoadedModel:
-        check_located(located)
-        return LoadedModel.load(located)
+        def load() -> LoadedModel:
+            found = located or fetch(entry, places)
+            check_located(found)
+            return LoadedModel.load(found)
+
+        return load
 
     return find
 
@@ -173,10 +165,7 @@ def serve(registry: Registry, settings: ServerSettings, ready: Callable[[str, in
     """Serve until a signal stops it; `ready` gets address and port when requests are accepted."""
     settings.check()
     find = model_finder(Places.of_machine(), download=settings.download)
-    with (
-        closing(_listening(settings)) as listening,
-        running_server(registry, settings, find) as server,
-    ):
+    with closing(_listening(settings)) as listening, running_server(registry, settings, find) as server:
         host, port = listening.getsockname()[:2]
         server.on_start = partial(ready, str(host), int(port))  # signals are handled by then
         server.run(sockets=[listening])
@@ -210,7 +199,6 @@ def running_server(registry: Registry, settings: ServerSettings, find: ModelFind
 
 
 def openapi_document() -> dict[str, Any]:
-    """Make the published OpenAPI document, without a server."""
     unused: Any = None  # no route is called
     return bare_app(unused, unused, log_content=False).openapi()
 
@@ -233,7 +221,6 @@ def _listening(settings: ServerSettings) -> socket.socket:
         listening.bind((settings.host, settings.port))
         listening.listen(512)
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
-        ) from None
+        where = f"{settings.host}:{settings.port}"
+        raise ConfigurationError(f"cannot listen on {where}: {error.strerror}") from None
     return listening

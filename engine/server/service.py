@@ -1,7 +1,6 @@
 """One request: admit → lease a model → prepare → decode → answer, as one JSON object or a stream of events.
 
-Runs on the event loop; arrays are the scheduler's business. What a request holds (its place, its lease, its
-job) is given back however it ends, also when its client disconnects.
+Runs on the event loop. What a request holds is given back however it ends, also when its client disconnects.
 """
 
 import asyncio
@@ -18,6 +17,7 @@ from starlette.types import Message, Receive, Send
 
 from engine.decode import Step
 from engine.errors import EngineError
+from engine.generate import PENALTIES
 from engine.registry import LONGEST_POLICY, Channel, Registry
 from engine.sampling import Sampling
 from engine.server import schema
@@ -111,22 +111,17 @@ class Service:
         self, request: schema.AnyRequest, record: RequestRecord
     ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
         """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it."""
-        channel = request.kv_channel
-        known = self.registry.channels
-        spelled = channel is not None and ":" in channel and len(channel) <= LONGEST_POLICY
-        if channel is not None and channel not in known and not spelled:  # 400, where an id has 404
+        channel, known = request.kv_channel, self.registry.channels
+        is_policy = channel is not None and ":" in channel and len(channel) <= LONGEST_POLICY
+        if channel not in {None, *known} and not is_policy:  # 400, where an id has 404
             raise invalid("kv_channel", f"kv_channel {ascii(channel)[:100]} is none of {', '.join(known)}")
         with refusing("model" if channel is None else "kv_channel"):
             entry, resolved = self.registry.resolve(request.model or self.registry.default, channel)
         if self.closing:
             raise Refusal(503, "the server is shutting down", code="shutting_down")
         if self.admitted >= self.limits.admitted:
-            raise Refusal(
-                429,
-                f"{self.admitted} requests are served or wait, as many as may; try again later",
-                code="queue_full",
-                headers={"retry-after": str(RETRY_S)},
-            )
+            text = f"{self.admitted} requests are served or wait, as many as may; try again later"
+            raise Refusal(429, text, code="queue_full", headers={"retry-after": str(RETRY_S)})
         record.model, record.channel = entry.name, resolved.name
         lease, job = self.scheduler.lease(entry), None
         self.admitted += 1
@@ -159,22 +154,21 @@ class Service:
         grammar = None
         if needs_grammar(request):
             grammar = await run(self._compiling, grammar_of, request, model, prompt)
-        block = request.block if isinstance(request.block, int) else model.block
-        if request.block == "auto" or (request.block is None and request.drafter == "none"):
-            block = None
-        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
+        model.refuse_tokens("logit_bias", bias)
+        block = model.block if request.block is None and request.drafter != "none" else request.block
         decode_request = DecodeRequest(
             prompt=prompt.tokens,
             stable_prefix=prompt.stable_prefix,
             max_tokens=self._max_tokens(request, model, prompt),
             channel=channel,
             drafter=request.drafter or "default",
-            block=block,  # None: adaptive
+            block=None if block == "auto" else block,
             sampling=_sampling(request),
             stop_texts=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
             logprobs=logprobs,
-            penalties={name: value for name in penalties if (value := getattr(request, name))},
-            bias=_bias(request, model),
+            penalties={name: value for name in PENALTIES if (value := getattr(request, name))},
+            bias=bias,
             grammar=grammar,
             owner=owner,
         )
@@ -191,34 +185,16 @@ class Service:
 
 
 def _sampling(request: schema.CompletionRequest) -> Sampling:
-    sampling = Sampling(
-        temperature=request.temperature or 0.0,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        min_p=request.min_p or 0.0,
-        top_k=request.top_k or 0,
-        seed=None if request.seed is None else request.seed % 2**63,  # clients send negative ones too
-    )
+    given = {name: getattr(request, name) for name in ("temperature", "top_p", "min_p", "top_k")}
+    seed = None if request.seed is None else request.seed % 2**63  # clients send negative ones too
+    sampling = Sampling(**{name: value for name, value in given.items() if value is not None}, seed=seed)
     with refusing("temperature"):
         sampling.check()
     return sampling
 
 
-def _bias(request: schema.CompletionRequest, model: LoadedModel) -> dict[int, float]:
-    bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
-    most = model.target.target.vocab_size
-    if odd := [token for token in bias if token >= most]:
-        raise invalid(
-            "logit_bias", f"logit_bias: {odd[0]} is no token of this model, whose ids end at {most - 1}"
-        )
-    return bias
-
-
 class CompletionResponse(Response):
-    """Answers one request.
-
-    The status waits for the engine's first event, so that a request the engine refuses gets a status and not
-    a broken stream. Where that takes long, a stream begins nevertheless, and comments keep it alive.
-    """
+    """Answers one request; the status waits for the engine's first event, since the engine may refuse."""
 
     stalled_s: ClassVar[float] = 60.0  # how long a client may accept nothing before its request is cancelled
 
@@ -228,11 +204,8 @@ class CompletionResponse(Response):
         super().__init__()
         self._service, self._request, self._record = service, request, record
         self._log_content = log_content
-        self._started = False  # the status was sent
 
     async def __call__(self, _: Message, receive: Receive, send: Send) -> None:
-        """Answer, unless the client disconnects before, or accepts nothing any more."""
-
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(self.stalled_s):
                 await send(message)
@@ -277,7 +250,7 @@ class CompletionResponse(Response):
             if isinstance(ended := batch[-1], DecodeFinished):
                 body = builder.complete(ended).model_dump_json().encode()
                 self._note(builder, ended)
-                self._started, self._record.status = True, 200
+                self._record.status = 200
                 await Response(body, media_type="application/json")({"type": "http"}, NO_RECEIVE, send)
                 return
             if self._record.first_s is not None:
@@ -285,7 +258,7 @@ class CompletionResponse(Response):
 
     async def _stream(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
         batch = await events.next(KEEPALIVE_S)
-        self._started, self._record.status = True, 200
+        self._record.status = 200
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
         body = _framed(builder.begin())
         while not (batch and isinstance(batch[-1], DecodeFinished)):
@@ -307,8 +280,8 @@ class CompletionResponse(Response):
         return steps
 
     def _note(self, builder: ResponseBuilder, ended: DecodeFinished) -> None:
-        record, usage, how = self._record, builder.usage(ended.cached_tokens), builder.provenance(ended)
-        record.completion_tokens, record.cached_tokens = usage.completion_tokens, ended.cached_tokens
+        record, how = self._record, builder.provenance(ended)
+        record.completion_tokens, record.cached_tokens = len(builder.tokens), ended.cached_tokens
         record.drafter, record.finish = how.drafter, builder.finish(ended)
         record.drafted, record.accepted = how.drafted or 0, how.accepted
         record.verify_rounds = how.verify_rounds
@@ -319,13 +292,13 @@ class CompletionResponse(Response):
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         """Send an error document with its status, or as the last event of a stream that has started."""
         self._record.error = refusal.code
-        if not self._started:
-            self._started, self._record.status = True, refusal.status
+        if self._record.status:
+            self._record.finish = "failed"
+            body = b"data: " + json.dumps(refusal.document()).encode() + b"\n\n"
+            await send({"type": "http.response.body", "body": body})
+        else:
+            self._record.status = refusal.status
             await send_refusal(send, refusal)
-            return
-        self._record.finish = "failed"
-        body = b"data: " + json.dumps(refusal.document()).encode() + b"\n\n"
-        await send({"type": "http.response.body", "body": body})
 
 
 def _framed(chunks: Iterable[schema.Reply]) -> bytes:

@@ -1,12 +1,11 @@
 """Loaded models, and sessions kept between requests, so that the next turn computes only what is new.
 
-Used by the engine's thread alone, except for a loaded model's tokenizer and vocabulary, which the threads
-that prepare requests read.
+For the engine's thread alone; those that prepare requests read a model's tokenizer and vocabulary.
 """
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +15,13 @@ from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.registry import WITH_LOOKUP, open_drafter
 from engine.errors import ConfigurationError, ModelError
-from engine.external_engines import ExternalEngine, open_external_engine
+from engine.external_engines.engine import ExternalEngine
+from engine.external_engines.loops import open_external_engine
 from engine.grammar import Vocabulary
 from engine.registry import Located, ModelEntry
 from engine.server.schema import invalid, unsupported
 from engine.server.sequence import DecodeRequest, check_external_request
-from engine.session import Session
+from engine.session import Session, common_length
 from engine.target.attention import refuse_policy
 from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
 
@@ -41,8 +41,6 @@ class SessionKey:
 
 @dataclass
 class CachedSession:
-    """An open session, and the draft length that learns from all its requests."""
-
     key: SessionKey
     session: Session
     draft_length: DraftLength
@@ -54,13 +52,7 @@ class CachedSession:
         caches = sum(int(cache.nbytes) for cache in session.caches) + session.mark_nbytes
         return caches + (drafter.nbytes if drafter is not None else 0)
 
-    def common(self, prompt: Sequence[int]) -> int:
-        held = self.session.tokens
-        shorter = min(len(held), len(prompt))
-        return next((i for i in range(shorter) if held[i] != prompt[i]), shorter)
-
     def close(self) -> None:
-        """Close the session; a failure is logged and affects no other request."""
         try:
             self.session.close()
         except Exception:
@@ -68,12 +60,6 @@ class CachedSession:
 
 
 class SessionCache:
-    """Idle sessions; the least recently used are closed first.
-
-    A request gets the one of its kind that holds the most of its prompt. A session that mostly holds other
-    text is left for its own conversation, as long as the cache is not full.
-    """
-
     def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
         self._most, self._seconds = most, seconds
         self._most_bytes = math.inf if most_bytes is None else most_bytes
@@ -89,10 +75,11 @@ class SessionCache:
     def take(
         self, key: SessionKey, prompt: Sequence[int], make: Callable[[], CachedSession]
     ) -> CachedSession:
+        """Return the session with the most of a prompt, or a new one rather than another conversation's."""
         own = [cached for cached in self._idle if cached.key == key]
-        best = max(own, key=lambda cached: cached.common(prompt), default=None)
+        best = max(own, key=lambda cached: common_length(cached.session.tokens, prompt), default=None)
         if best is not None:
-            common = best.common(prompt)
+            common = common_length(best.session.tokens, prompt)
             alike = common >= LIKENESS * len(best.session.tokens) or common >= best.session.marked > 0
             if alike or len(self._idle) >= self._most:
                 self._idle.remove(best)
@@ -106,21 +93,19 @@ class SessionCache:
             self._idle.pop(0).close()
 
     def expire(self, now: float) -> None:
-        self._close([cached for cached in self._idle if now - cached.used >= self._seconds])
+        self._close(lambda cached: now - cached.used >= self._seconds)
 
     def close(self, model: str | None = None) -> None:
-        self._close([cached for cached in self._idle if model in {None, cached.key.model}])
+        self._close(lambda cached: model in {None, cached.key.model})
 
-    def _close(self, sessions: list[CachedSession]) -> None:
-        for cached in sessions:
+    def _close(self, condition: Callable[[CachedSession], bool]) -> None:
+        for cached in filter(condition, list(self._idle)):
             self._idle.remove(cached)
             cached.close()
 
 
 @dataclass
 class LoadedModel:
-    """A target in memory, with its drafters."""
-
     located: Located
     target: LoadedTarget
     external: ExternalEngine | None = None  # decodes it; None for our engine
@@ -148,7 +133,7 @@ class LoadedModel:
 
     @property
     def external_drafter(self) -> str | None:
-        """What the external engine drafts with, as the registry calls it; no path of this machine."""
+        """What the external engine drafts with; no path of this machine."""
         source = self.entry.drafter
         return None if source is None else Path(source.path).name if source.path else str(source)
 
@@ -172,8 +157,13 @@ class LoadedModel:
         known = [bound for bound in (self.target.context, self.entry.context) if bound is not None]
         return min(known, default=None)
 
+    def refuse_tokens(self, param: str, tokens: Iterable[int], **code: str) -> None:
+        most = self.target.target.vocab_size
+        if odd := [token for token in tokens if token >= most]:
+            text = f"{param}: {odd[0]} is no token of this model, whose ids end at {most - 1}"
+            raise invalid(param, text, **code)
+
     def drafter(self, word: str) -> LoadedDrafter | None:
-        """Return what drafts for a request, by its word; nothing for a model with an external engine."""
         if self.external is not None:
             return None
         if word not in self._drafters:
@@ -182,44 +172,36 @@ class LoadedModel:
         return self._drafters[word]
 
     def check(self, request: DecodeRequest) -> str | None:
-        """Raise Refusal for what this model cannot do.
-
-        Returns:
-            Why its external engine cannot decode the request, so that ours does; None without an obstacle.
-        """
-        obstacle = self._obstacle(request.channel.policy)
-        if self.external is not None and obstacle is None:
-            check_external_request(self.external, request)
+        """Raise Refusal for what this model cannot do; return why its external engine cannot decode it."""
+        obstacle, external, policy = None, self.external, request.channel.policy
+        try:
+            if external is None:
+                self._check_policy(policy)
+            elif reason := external.obstacle(policy):
+                obstacle = f"the engine {external.name} cannot decode under {policy.spec}: {reason}"
+        except (ConfigurationError, ModelError) as error:
+            raise invalid("kv_channel", str(error).removeprefix("--kv ")) from None
+        if external is not None and obstacle is None:
+            check_external_request(external, request)
             return None
-        if self.external is not None and request.drafter == LOOKUP:
-            raise unsupported(f"drafter {LOOKUP} with the engine {self.external.name}", "drafter")
-        drafter, block = self.drafter(request.drafter), request.block
-        if block is not None and block > 1 and drafter is None:
-            raise invalid(
-                "block", f"block {block} needs a drafter, and this request has none; leave block out"
-            )
-        if block is not None and drafter is not None and block > 2 * drafter.drafter.block_size:
-            most = 2 * drafter.drafter.block_size
+        if external is not None and request.drafter == LOOKUP:
+            raise unsupported(f"drafter {LOOKUP} with the engine {external.name}", "drafter")
+        drafter, block = self.drafter(request.drafter), request.block or 1
+        if block > 1 and drafter is None:
+            text = f"block {block} needs a drafter, and this request has none; leave block out"
+            raise invalid("block", text)
+        if drafter is not None and block > (most := 2 * drafter.drafter.block_size):
             raise invalid("block", f"block {block} is more than {most}, twice what this drafter was made for")
         return obstacle
 
-    def _obstacle(self, policy: KVPolicy) -> str | None:
-        try:
-            if self.external is not None:
-                reason = self.external.obstacle(policy)
-                name = self.external.name
-                return reason and f"the engine {name} cannot decode under {policy.spec}: {reason}"
-            if policy.spec not in self._checked:
-                refuse_policy(self.target.target.model, policy)
-                if len(self._checked) >= MOST_CHECKED:
-                    self._checked.clear()
-                self._checked.add(policy.spec)
-        except (ConfigurationError, ModelError) as error:
-            raise invalid("kv_channel", str(error).removeprefix("--kv ")) from None
-        return None
+    def _check_policy(self, policy: KVPolicy) -> None:
+        if policy.spec not in self._checked:
+            refuse_policy(self.target.target.model, policy)
+            if len(self._checked) >= MOST_CHECKED:
+                self._checked.clear()
+            self._checked.add(policy.spec)
 
     def why_off(self, request: DecodeRequest) -> str | None:
-        """Say why our engine will draft nothing for a request; None where it may."""
         if request.drafter == "none":
             return "the request asked for no drafter"
         if self.drafter(request.drafter) is None:

@@ -70,7 +70,7 @@ def attention(  # noqa: PLR0917 - the order is mlx-lm's
     grouped = (batch, kv_heads, heads // kv_heads, length)
     rows = (queries * scale).reshape(batch, kv_heads, -1, dim)  # all query heads of a KV head
     scores = keys.codec.score(rows, keys.parts).reshape(*grouped, seen)
-    weights = _softmax(_masked(scores, mask), sinks)
+    weights = softmax_with_sinks(_masked(scores, mask), sinks)
     mixed: mx.array = values.codec.mix(weights.reshape(batch, kv_heads, -1, seen), values.parts)
     return mixed.reshape(batch, heads, length, -1)
 
@@ -90,7 +90,8 @@ def _masked(scores: mx.array, mask: mx.array | str | None) -> mx.array:
     return mx.where(mask, scores, mx.finfo(scores.dtype).min)
 
 
-def _softmax(scores: mx.array, sinks: mx.array | None) -> mx.array:
+def softmax_with_sinks(scores: mx.array, sinks: mx.array | None) -> mx.array:
+    """Softmax of scores [B, KV heads, heads a KV head, L, S] next to the logits ``sinks`` [heads]."""
     if sinks is None:
         return mx.softmax(scores, axis=-1, precise=True)
     logits = sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1, 1)

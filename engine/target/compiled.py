@@ -1,11 +1,9 @@
 """The target's forward over a short block as one compiled graph.
 
-Most of a small forward's time goes into starting kernels and building the graph, not into arithmetic. A
-compiled graph is built once for each block length and buffer size, and its element-wise work is fused. What
-changes from round to round enters as arrays: the tokens, the position, the buffers.
-
-Models are compiled by name (`FAMILIES`): their code must not look at the position as a number. Layers other
-than plain and sliding ones are not compiled; neither are prompts.
+Most of a small forward's time goes into starting kernels and building the graph. A compiled graph is built
+once for each block length and buffer size; what changes from round to round enters as arrays: the tokens, the
+position, the buffers. Models are compiled by name (`FAMILIES`): their code must not look at the position as a
+number. Layers other than plain and sliding ones are not compiled; neither are prompts.
 """
 
 from contextlib import closing, nullcontext
@@ -14,17 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache.coded import CodedKV
-from engine.cache.traced import (
-    STAND_INS,
-    Entry,
-    appended,
-    entry,
-    layout,
-    reserve,
-    stood_in,
-    stores_of,
-    traceable,
-)
+from engine.cache.ring import layout
+from engine.cache.traced import STAND_INS, Entry, appended, entry, reserve, stood_in, stores_of, traceable
 from engine.target.model import Target
 
 FAMILIES = (
@@ -48,7 +37,6 @@ class CompiledForward:
         self._target, self._layers = target, layers
         self._graph = mx.compile(self._trace)
         self._caches: list[Any] = []  # of the forward under way
-        self._longest = longest_graph(target.hidden_size)
 
     @staticmethod
     def of(target: Target, layers: tuple[int, ...], caches: list[Any]) -> "CompiledForward | None":
@@ -71,11 +59,9 @@ class CompiledForward:
         for a block so long that compiling it would not pay.
         """
         count = tokens.shape[1]
-        size = graph_length(count, most)
-        if self._longest is not None and size > self._longest:
-            return None
+        size = graph_length(self._target, count, most)
         stores = stores_of(caches)
-        if not all(reserve(store, size) for store in stores):
+        if size is None or not all(reserve(store, size) for store in stores):
             return None
         if size > count:  # few lengths, few graphs: the surplus rows are computed and forgotten
             tokens = mx.concatenate([tokens, mx.broadcast_to(tokens[:, -1:], (1, size - count))], axis=1)
@@ -112,11 +98,8 @@ class CompiledForward:
         return logits, logits if rows is None else rows, [(each.keys, each.values) for each in stand_ins]
 
 
-def longest_graph(hidden_size: int) -> int | None:
-    """The longest block that is worth compiling on this machine; None: any."""
-    return None if mx.metal.is_available() else LARGEST_ON_CPU // hidden_size
-
-
-def graph_length(count: int, most: int) -> int:
-    """The length of the graph that serves a block: 1, 2 or a multiple of 4."""
-    return count if count <= 2 else max(count, min(-(-count // 4) * 4, most))
+def graph_length(target: Target, count: int, most: int) -> int | None:
+    """The length of the graph that serves a block: 1, 2 or a multiple of 4; None: too long to pay here."""
+    size = count if count <= 2 else max(count, min(-(-count // 4) * 4, most))
+    pays = mx.metal.is_available() or size <= LARGEST_ON_CPU // target.hidden_size
+    return size if pays else None

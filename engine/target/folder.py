@@ -1,27 +1,29 @@
 """A model's folder: its files and its ``config.json``, checked before mlx-lm builds anything from them.
 
-mlx-lm fills in what a configuration does not say, so a missing size turns into a foreign one and shows up
-late, as weights of the wrong shape or not at all. What a family needs is read from mlx-lm's own classes; what
-its published configurations always say besides is listed here.
+mlx-lm fills in what a configuration does not say, so a missing size shows up late or not at all. What a
+family needs is read from mlx-lm's own classes; what its published configurations always say besides is listed
+here.
 """
 
 import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
+from pydantic import Field, Strict, TypeAdapter, ValidationError
 
 from engine.errors import ModelError
 from evidence_format import weights
 from evidence_format.model import Model
+from evidence_format.parse import faults_of
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 SHAPES = (*SIZES, "intermediate_size", "num_key_value_heads", "head_dim")  # wrong ones misfit the weights
@@ -35,7 +37,34 @@ NEVER_GUESSED: dict[str, tuple[str, ...]] = {
     "sliding_window_pattern": ("layer_types", "_sliding_window_pattern"),
 }
 LARGEST_SIZE = 2**31  # positions and sizes are 32-bit numbers
+# How `faults_of` puts it → how errors of a model's folder do.
+FAULTS = {
+    r"^report: |\b\w+\.(?=\w+:)": "",
+    r"lacks '(\w+)'.*": r"\1 is missing",
+    "Value error, (.*), got .*": r"\1",
+    "has fewer than 1 entries": "is empty",
+    "Input should be ": "must be ",
+    "of type integer": "a whole number",
+    "of type array": "a list",
+    "at least 1,": "positive,",
+    ": (must|is) ": r" \1 ",
+    ", got ": ", not ",
+}
 PACKED = ("weight", "scales", "biases", "global_scale")  # arrays a packed matrix is stored in
+
+Size = Annotated[int, Strict(), Field(ge=1, lt=LARGEST_SIZE)]
+Index = Annotated[int, Strict(), Field(ge=0, lt=LARGEST_SIZE)]
+
+
+def validated(kind: Any, values: Any, where: str) -> Any:
+    """Values of a config.json as a type; ModelError with the first wrong field and its value."""
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        fault = faults_of(error)[0].message
+    for theirs, ours in FAULTS.items():
+        fault = re.sub(theirs, ours, fault)
+    raise ModelError(f"{where}: {fault}")
 
 
 def require_folder(folder: Path) -> None:
@@ -101,15 +130,10 @@ def check_config(path: Path, config: Mapping[str, Any]) -> None:
     if "text_config" in config and not isinstance(config["text_config"], dict):
         raise ModelError(f"{path}: text_config is {config['text_config']!r}, not an object")
     text = text_part(config)
-    flat = text is config
-    known = config if flat else {**config, **text}
-    needs = ["hidden_size", "num_hidden_layers", *_needs(arguments, flat=flat)]
-    layer_types = text.get("layer_types")
-    if flat and isinstance(layer_types, list) and "sliding_attention" in layer_types:
-        needs.append("sliding_window")
+    known = {**config, **text}
     missing = [
         name
-        for name in dict.fromkeys(needs)
+        for name in dict.fromkeys(["hidden_size", "num_hidden_layers", *_needs(arguments, config)])
         if all(known.get(other) is None for other in (name, *NEVER_GUESSED.get(name, ())))
     ]
     if missing:
@@ -139,24 +163,25 @@ def build_unloaded(config: Mapping[str, Any]) -> Any:
     return model(arguments.from_dict(deepcopy(dict(config))))
 
 
-def _needs(arguments: Any, *, flat: bool) -> list[str]:
+def _needs(arguments: Any, config: Mapping[str, Any]) -> Iterator[str]:
     """Fields mlx-lm's class has no value for; of a flat configuration also those it would guess."""
-    needs = []
+    flat = "text_config" not in config
     for name, parameter in inspect.signature(arguments).parameters.items():
-        required = parameter.default is inspect.Parameter.empty
-        guessed = flat and parameter.default is not None and name in NEVER_GUESSED
         if name == "text_config" and "from_dict" in vars(arguments):
             continue  # the class also reads configurations that are all of text
-        if required or guessed:
-            needs.append(name)
-    return needs
+        guessed = flat and parameter.default is not None and name in NEVER_GUESSED
+        if guessed or parameter.default is inspect.Parameter.empty:
+            yield name
+    layer_types = config.get("layer_types")
+    if flat and isinstance(layer_types, list) and "sliding_attention" in layer_types:
+        yield "sliding_window"
 
 
 def card_of(path: Path, files: list[Path], model: Any) -> Model:
-    """The card of a model as it is in memory, loaded from ``files`` of the folder ``path``.
+    """The card of a model loaded from ``files`` of the folder ``path``.
 
-    Its dtype is the one most parameters are in, of packed ones that of their scales; packings are named the
-    commonest first; parameters are counted as if none were packed, all experts, tied tables once.
+    Its dtype is that of most parameters; packings are named the commonest first; parameters are counted as if
+    none were packed, all experts, tied tables once.
     """
     types: Counter[str] = Counter()
     total = 0

@@ -17,9 +17,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_config, load_model, load_tokenizer
 
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, ModelError, wrap_errors
+from engine.networks.dflash import DFlash
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.target.folder import (
@@ -37,7 +39,7 @@ from engine.target.folder import (
     weight_files,
 )
 from engine.target.model import Target
-from engine.target.quantize import check_packed_shapes, check_packing, quantize_target
+from engine.target.quantize import check_packed_shapes, check_packing, pack_as_stored, quantize_target
 from evidence_format.model import Model
 
 SHIPPED = Path(__file__).parents[1] / "models" / "demo"
@@ -106,18 +108,41 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
     return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
 
 
-def load_drafter(path: Path, target: Target, dtype: str | None = None) -> LoadedDrafter:
-    """Load the folder of a DFlash or DFlash 2 drafter and bind it to a target."""
+def load_drafter(
+    path: Path, target: Target, dtype: str | None = None, policy: KVPolicy = NATIVE
+) -> LoadedDrafter:
+    """Load the folder of a DFlash or DFlash 2 drafter, with a policy of its own, and bind it to a target."""
+    network, files = load_network(path, dtype)
+    try:
+        drafter: Drafter = BlockDrafter(network, policy)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {error}") from None
+    drafter.bind(target)
+    return LoadedDrafter(drafter, card_of(path, files, network), kv_setting(policy))
+
+
+def kv_setting(policy: KVPolicy) -> str | None:
+    """What a report says of a drafter's own policy."""
+    return None if policy.kind == NATIVE.kind else f"kv={policy.spec}"
+
+
+def load_network(path: Path, dtype: str | None) -> tuple[DFlash, list[Path]]:
+    """Load the network of a DFlash or DFlash 2 drafter; return it and its weight files."""
     wanted = dtype_of(dtype)
-    files = weight_files(path)
-    config = read_json(path / "config.json")
-    check_depth(path / "config.json", config, tensor_shapes(files))
-    network = opened(path, "config.json", lambda: build_network(DFlashConfig.from_dict(config)))
+    files, file = weight_files(path), path / "config.json"
+    config = read_json(file)
+    check_depth(file, config, tensor_shapes(files))
+
+    def build() -> DFlash:
+        try:
+            return build_network(DFlashConfig.from_dict(config))
+        except ModelError as error:
+            raise ModelError(f"{file}: {error}") from None
+
+    network: DFlash = opened(path, "config.json", build)
     fill_network(path, files, network, config.get("quantization"))
     make_ready(path, network, wanted)
-    drafter: Drafter = BlockDrafter(network)
-    drafter.bind(target)
-    return LoadedDrafter(drafter, card_of(path, files, network))
+    return network, files
 
 
 def fill_network(
@@ -133,14 +158,8 @@ def fill_network(
     if hasattr(network, "sanitize"):  # mlx-lm's name for: published names to those of the modules
         weights = network.sanitize(weights)
     if quantization is not None:
-        check_packing(path / "config.json", quantization)
-        how = {name: quantization[name] for name in ("group_size", "bits", "mode") if name in quantization}
-
-        def packed(name: str, module: nn.Module) -> Any:
-            stored = hasattr(module, "to_quantized") and f"{name}.scales" in weights
-            return stored and quantization.get(name, True)
-
-        opened(path, "quantization", lambda: nn.quantize(network, **how, class_predicate=packed))
+        pack = partial(pack_as_stored, path / "config.json", network, quantization)
+        opened(path, "quantization", lambda: pack(lambda name, _: f"{name}.scales" in weights))
     _check_weights(path, network, weights)
     network.load_weights(list(weights.items()))
     network.eval()
@@ -217,6 +236,8 @@ def _check_weights(path: Path, network: Any, weights: Mapping[str, mx.array]) ->
             raise ModelError(f"{path}: the weights hold {name}, which the config does not call for")
         has, needs = weights[name], wanted[name]
         if has.shape != needs.shape:
-            raise ModelError(f"{path}: {name} is {tuple(has.shape)}, config says {tuple(needs.shape)}")
+            raise ModelError(
+                f"{path}: the shape of {name} is {tuple(has.shape)}, config says {tuple(needs.shape)}"
+            )
         if mx.issubdtype(has.dtype, mx.floating) != mx.issubdtype(needs.dtype, mx.floating):
             raise ModelError(f"{path}: {name} is stored as {has.dtype}, which is no {needs.dtype}")

@@ -1,16 +1,14 @@
 """Packed (quantized) weights: ``--quantize BITS[,GROUP]``, and checks of what is packed already.
 
-Every matrix that mlx can pack is packed in its affine mode, embedding and head included, each row in groups
-of GROUP values with a scale and a bias; norms stay as they are. mlx-lm's ``quant_predicate`` of a model is
-followed. Nothing is written to disk. The packed model is another model: its greedy text is its own, and
-drafting for it must give just that text.
+Every matrix that mlx can pack is packed in its affine mode, embedding and head included, unless the model's
+``quant_predicate`` says otherwise. Nothing is written to disk. The packed model's greedy text is its own.
 
 mlx divides by group sizes and bits before it looks at them, and a zero there ends the process; so numbers in
 a configuration or a file that it cannot work with are refused here.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +61,19 @@ def quantize_target(model: Any, text: str) -> None:
     if not any(chosen.values()):
         raise ModelError(f"--quantize {text}: the model holds no matrix that can be packed")
     nn.quantize(model, group, bits, class_predicate=lambda name, _module: chosen.get(name, False))
+
+
+def pack_as_stored(
+    path: Path, model: nn.Module, quantization: Any, stored: Callable[[str, Any], bool]
+) -> None:
+    """Pack the matrices that are ``stored`` packed as the ``quantization`` of a config.json says."""
+    check_packing(path, quantization)
+    how = {name: quantization[name] for name in ("group_size", "bits", "mode") if name in quantization}
+
+    def packed(name: str, module: nn.Module) -> Any:
+        return hasattr(module, "to_quantized") and stored(name, module) and quantization.get(name, True)
+
+    nn.quantize(model, **how, class_predicate=packed)
 
 
 def check_packing(path: Path, quantization: Any) -> None:

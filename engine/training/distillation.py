@@ -1,12 +1,9 @@
 """What restored keys and values change: a layer's attention output, with and without them.
 
-A query at t sees the first S positions and the last W as they are, and restored ones between, where "last"
-counts from the chunk it is computed in, exactly as in `engine.restoration.session`. The loss compares what
-comes out for each head with what the exact keys and values give:
-
-    direction  1 - cosine        norm  (log of the ratio of lengths)²
-
-Queries are weighted by how much of their exact attention falls on positions that are restored.
+A query sees the first S positions and the last W as they are, and restored ones between, exactly as in
+`engine.restoration.session`. The loss compares what comes out for each head with what the exact keys and
+values give: direction (1 - cosine) and norm (log of the ratio of lengths, squared). Queries are weighted by
+how much of their exact attention falls on positions that are restored.
 """
 
 from collections.abc import Sequence
@@ -19,6 +16,7 @@ from engine.networks.projector import DrafterFeatures
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import Site
 from engine.restoration.sources import module_hooks
+from engine.target.attention import softmax_with_sinks
 from engine.target.model import Target
 
 HIDDEN = -1e9  # score of a position that is not seen
@@ -72,7 +70,7 @@ class AttentionRecorder:
         return RecordedTexts(self._features(self._hidden_states.take()), layers)
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Restore the model."""
         self._capture.close()
         self._hidden_states.close()
 
@@ -106,11 +104,11 @@ def losses(site: Site, rows: LayerRows, restored: tuple[mx.array, mx.array], vis
     keys, values = site.placed(*restored, 0, rows.keys.shape[1])
     queries = rows.queries[:, :, visible.queries]
     scores = _scores(queries, rows.keys)
-    weights = _softmax(scores, visible.seen, rows.sinks)
+    weights = softmax_with_sinks(mx.where(visible.seen, scores, HIDDEN), rows.sinks)
     exact = weights @ rows.values[:, :, None]
     share = mx.stop_gradient(mx.where(visible.restored, weights, 0).sum(axis=-1)) + LEAST  # [S, G, H/G, Q]
     mixed = mx.where(visible.restored, _scores(queries, keys), scores)
-    weights = _softmax(mixed, visible.seen, rows.sinks)
+    weights = softmax_with_sinks(mx.where(visible.seen, mixed, HIDDEN), rows.sinks)
     far, near = mx.where(visible.restored, weights, 0), mx.where(visible.restored, 0, weights)
     output = far @ values[:, :, None] + near @ rows.values[:, :, None]
     length, wanted = _length(output), _length(exact)
@@ -125,15 +123,6 @@ def _scores(queries: mx.array, keys: mx.array) -> mx.array:
     texts, heads, count, dim = queries.shape
     grouped = queries.reshape(texts, keys.shape[1], heads // keys.shape[1], count, dim)
     return grouped @ keys[:, :, None].swapaxes(-1, -2)
-
-
-def _softmax(scores: mx.array, seen: mx.array, sinks: mx.array | None) -> mx.array:
-    scores = mx.where(seen, scores, HIDDEN)
-    if sinks is None:
-        return mx.softmax(scores, axis=-1)
-    extra = sinks.reshape(1, *scores.shape[1:3], 1, 1)  # heads in the order of their groups
-    extra = mx.broadcast_to(extra, (*scores.shape[:-1], 1))
-    return mx.softmax(mx.concatenate([scores, extra], axis=-1), axis=-1)[..., :-1]
 
 
 def _length(rows: mx.array) -> mx.array:

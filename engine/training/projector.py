@@ -44,17 +44,9 @@ def train_projector(
 ) -> dict[str, Any]:
     """Train a projector, write its folder, and return the figures its config.json has under ``training``.
 
-    Args:
-        target: the model.
-        drafter: folder of its DFlash drafter.
-        out: folder to write; one that holds another kind of model is left alone.
-        switches: what to train.
-        texts: makes texts from the tokenizer and a length in tokens; None: as the switches say.
-        dtype: of the drafter while training.
-        progress: told how far it has come.
-
-    Raises:
-        InputError: a switch makes no sense, or a folder or file cannot be used or belongs to another model.
+    ``drafter`` is the folder of the target's DFlash drafter, ``out`` the folder to write; one that holds
+    another kind of model is refused. ``texts`` makes texts from the tokenizer and a length in tokens; None:
+    as the switches say.
     """
     switches.check(target.context)
     sites = sites_of(target.target.model, switches.layers_of(target.target.model))

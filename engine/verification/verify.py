@@ -20,7 +20,7 @@ from engine.cache.batch import RaggedKV
 from engine.cache.policy import NATIVE, parse_policy
 from engine.config import Engine
 from engine.device import Runtime
-from engine.evaluation.arms import OUR_LOOP, plain
+from engine.evaluation.arms import plain
 from engine.evaluation.environment import LoadWatch, describe
 from engine.evaluation.kv import NO_NEEDLE, examine, held_after
 from engine.evaluation.measure import Progress, under
@@ -32,7 +32,7 @@ from engine.registry import Places
 from engine.verification import inputs, replay
 from engine.verification.replay import check_row, check_set, differences, finding, name_of
 from evidence_format import verification as record
-from evidence_format.model import Arm, Model, Report, ReportRequest, Sample
+from evidence_format.model import OUR_LOOP, Arm, Model, Report, ReportRequest, Sample
 
 TOLERANCES = record.Tolerances(
     # Near ties of a drafter fall otherwise on another machine, in a batch, and in blocks that are not

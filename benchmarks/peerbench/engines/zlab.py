@@ -15,7 +15,7 @@ from dflash import model_mlx
 from mlx_lm.generate import generation_stream
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from engine.external_engines import add_unseen_scale
+from engine.external_engines.loops import add_unseen_scale
 from peerbench.engines.base import AUTO, Arm, Batch, Simple, World
 from peerbench.script import Script
 

@@ -1,12 +1,9 @@
 """Affine codes: groups of neighbouring values share a scale and a bias, each value is a small integer.
 
-    value ≈ scale · code + bias,   0 ≤ code < 2^bits        (mlx's own layout and products)
+    value ≈ scale · code + bias,   0 ≤ code < 2^bits        (mlx's own layout and products, in 16 bits)
 
-`Rotated` turns the rows by an orthonormal Hadamard matrix R first. Outliers of single channels are spread
-over all of them, so the same bits hold more. Products survive the turn: (R q)·(R k) = q·k, and what is mixed
-from turned values is turned back once, after the sum. Attention therefore reads the codes themselves.
-
-Scales and biases are kept in 16 bits whatever the model computes in.
+`Rotated` turns the rows by an orthonormal Hadamard matrix R first. Products survive the turn: (R q)·(R k) =
+q·k, and what is mixed from turned values is turned back once. Attention therefore reads the codes themselves.
 """
 
 from collections.abc import Callable
@@ -24,12 +21,12 @@ class Affine:
 
     def __init__(self, bits: int, group: int, dim: int) -> None:
         """Code rows of ``dim`` values in 2, 3, 4, 5, 6 or 8 bits, in the largest of `GROUPS` to ``group``."""
-        fitting = [size for size in GROUPS if size <= group and dim % size == 0]
+        sizes = [size for size in GROUPS if size <= group]
+        fitting = [size for size in sizes if dim % size == 0]
         if not fitting:
-            raise ConfigurationError(
-                f"a head dimension of {dim} cannot be quantized in groups of {group}: none of "
-                f"{', '.join(str(size) for size in GROUPS if size <= group)} divides it"
-            )
+            none = f"none of {', '.join(map(str, sizes))} divides it"
+            text = f"a head dimension of {dim} cannot be quantized in groups of {group}: {none}"
+            raise ConfigurationError(text)
         self.bits, self.group, self.dim = bits, max(fitting), dim
 
     def encode(self, rows: mx.array) -> Parts:
@@ -38,38 +35,32 @@ class Affine:
         return codes, _short(scales), _short(biases)
 
     def decode(self, parts: Parts, dtype: mx.Dtype) -> mx.array:
-        codes, scales, biases = parts
+        codes, *sides = parts
         wide = mx.float32 if dtype == mx.float16 else dtype
-        rows = mx.dequantize(
-            codes, scales.astype(wide), biases.astype(wide), group_size=self.group, bits=self.bits
-        )
+        scales, biases = (side.astype(wide) for side in sides)
+        rows = mx.dequantize(codes, scales, biases, group_size=self.group, bits=self.bits)
         return within_range(rows, dtype)
 
     def bits_per_value(self) -> float:
         return self.bits + 32 / self.group
 
     def score(self, queries: mx.array, keys: Parts) -> mx.array:
+        """Products of queries [B, KV heads, M, D] and coded keys [B, KV heads, S, D], [B, KV heads, M, S]."""
         return self._product(queries, keys, transpose=True)
 
     def mix(self, weights: mx.array, values: Parts) -> mx.array:
+        """Coded values [B, KV heads, S, D] summed with weights [B, KV heads, M, S], [B, KV heads, M, D]."""
         return self._product(weights, values, transpose=False)
 
     def _product(self, left: mx.array, parts: Parts, *, transpose: bool) -> mx.array:
-        codes, scales, biases = parts
+        codes, *sides = parts
+        scales, biases = (side.astype(left.dtype) for side in sides)
         return mx.quantized_matmul(
-            left,
-            codes,
-            scales.astype(left.dtype),
-            biases.astype(left.dtype),
-            transpose=transpose,
-            group_size=self.group,
-            bits=self.bits,
+            left, codes, scales, biases, transpose=transpose, group_size=self.group, bits=self.bits
         )
 
 
 class Rotated(Affine):
-    """The affine code over rows turned by a Hadamard matrix."""
-
     def __init__(self, bits: int, group: int, dim: int) -> None:
         super().__init__(bits, group, dim)
         self._turn = Hadamard(dim)

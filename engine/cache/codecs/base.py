@@ -1,21 +1,12 @@
 """What codes for keys and values have in common. Which codes there are is in `engine.cache.policy`.
 
-A code turns rows of D values into a few arrays of fewer bytes. It is made for one head dimension. Nothing in
-it may wait for the device or depend on values read back from it: codes are written inside compiled graphs.
-
-Most turn a row by a Hadamard matrix first: what a few large coordinates hold is spread over all.
-
-    y = x · H^T / sqrt(D)        H: ±1, D × D, H · H^T = D · I
-
-A dimension is m · 2^k: H is a Hadamard matrix of order m times Sylvester's of order 2^k, as in
-`mx.hadamard_transform`. For m = 1 and 12 the matrix is symmetric and the rotation its own inverse; for 20 and
-28 it is neither. Other dimensions are refused here: on a CPU mlx 0.32 either returns something that is no
-rotation (36) or writes past its memory (120). A matrix product would be quicker on some CPUs, but on a GPU
-mlx may round the factors of float32 products to ten bits.
+A code turns rows of D values into a few arrays of fewer bytes. Nothing in it may wait for the device or
+depend on values read back from it: codes are written inside compiled graphs.
 """
 
+from dataclasses import dataclass
 from math import sqrt
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -43,21 +34,12 @@ class Codec(Protocol):
         """Stored bits for each of the D values, side information included."""
 
 
-class AttendedCodec(Codec, Protocol):
-    """A code whose rows attention reads as they are stored: no decoded copy is made of them."""
-
-    def score(self, queries: mx.array, keys: Parts) -> mx.array:
-        """Products of queries [B, KV heads, M, D] and coded keys [B, KV heads, S, D], [B, KV heads, M, S]."""
-
-    def mix(self, weights: mx.array, values: Parts) -> mx.array:
-        """Coded values [B, KV heads, S, D] summed with weights [B, KV heads, M, S], [B, KV heads, M, D]."""
-
-
+@dataclass(frozen=True)
 class CodedRows:
-    """Rows as a cache hands them to attention, still in code; see `engine.target.attention`."""
+    """Rows as a cache hands them to attention, which reads them as they are stored."""
 
-    def __init__(self, codec: AttendedCodec, parts: Parts) -> None:
-        self.codec, self.parts = codec, parts
+    codec: Any  # one with `score` and `mix`, see `engine.cache.codecs.affine`
+    parts: Parts
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,18 +47,22 @@ class CodedRows:
 
 
 class Hadamard:
-    """The orthonormal rotation of one dimension D = m · 2^k, 4 … 4096."""
+    """The orthonormal rotation y = x · H^T / sqrt(D) of one dimension D = m · 2^k, 4 … 4096.
+
+    H is a Hadamard matrix of order m times Sylvester's of order 2^k, as in `mx.hadamard_transform`. For m = 1
+    and 12 it is symmetric and the rotation its own inverse. Other dimensions are refused: on a CPU mlx 0.32
+    either returns something that is no rotation (36) or writes past its memory (120). A matrix product would
+    be quicker on some CPUs, but on a GPU mlx may round the factors of float32 products to ten bits.
+    """
 
     def __init__(self, dim: int) -> None:
-        self.dim = dim
-        self.order = _order(dim)
-        self._scale = 1 / sqrt(dim)
+        self.dim, self.order = dim, _order(dim)
 
     def rotate(self, rows: mx.array) -> mx.array:
         """Rotate rows [..., D], in their own type; lengths are kept."""
         if rows.size == 0:  # which mlx refuses
             return rows
-        return mx.hadamard_transform(rows, scale=self._scale)
+        return mx.hadamard_transform(rows, scale=1 / sqrt(self.dim))
 
     def unrotate(self, rows: mx.array) -> mx.array:
         if self.order in SYMMETRIC:
@@ -92,9 +78,9 @@ def _order(dim: int) -> int:
         factor, rest = divmod(dim, order)
         if rest == 0 and 4 <= dim <= LARGEST_DIM and factor & (factor - 1) == 0:
             return order
+    known = f"m one of {', '.join(map(str, ORDERS))} (such as 64, 80, 96, 112, 128, 160, 192, 256)"
     raise ConfigurationError(
-        f"a dimension of {dim} cannot be rotated: only m * 2^k up to {LARGEST_DIM}, m one of "
-        f"{', '.join(map(str, ORDERS))} (such as 64, 80, 96, 112, 128, 160, 192, 256)"
+        f"a dimension of {dim} cannot be rotated: only m * 2^k up to {LARGEST_DIM}, {known}"
     )
 
 

@@ -2,25 +2,15 @@
 
     n = |x|,  y = R x / n,  s = max|y| / q,  c = closest point to y / s,     x ≈ n · s · R^T c
 
-n and max|y| are kept in float16; all is computed in float32. `LatticeCompat` gives what the published codec
-(kakeyalattice 1.5.0) gives, to the last bits where the products sum in the same order: points are cut off at
-±q after they are found, and coordinates are kept in whole bytes. `LatticePacked` finds the closest point
-within bounds, and of a few ranges, max|y| the widest, the one with the least error; it keeps exactly b bits a
-coordinate. With few bits cutting off the tails costs less than a coarse grid.
+n and max|y| are kept in float16; all is computed in float32.
 
     D_n = {x in Z^n: the sum of x is even}        E8 = D8 and D8 + ½ together
 
 The closest point of D_n rounds every coordinate; where the sum comes out odd, the coordinate that was
 rounded furthest goes the other way (Conway and Sloane, "Fast quantizing and decoding algorithms for lattice
 quantizers and codes", 1982). The closest point of E8 is the nearer of those of its two cosets, on a tie the
-integer one. Cutting such a point off at a bound afterwards leaves the lattice: the sum turns odd, or a
-coordinate of the half coset becomes whole. `closest_within` cuts off first and then turns the coordinate that
-costs least among those that may turn.
-
-    word = u0 | u1 << b | … | u7 << 7b        0 <= u < 2^b; of the 64 bits the b low bytes are kept
-
-The coordinates of an E8 point, counted from the lowest of its coset, have an even sum. So the lowest bit of
-u7 follows from the lowest bits of the other seven; the coset is kept in its place.
+integer one. Cutting such a point off at a bound afterwards leaves the lattice: `closest_within` cuts off
+first and then turns the coordinate that costs least among those that may turn.
 """
 
 from functools import cache
@@ -36,9 +26,8 @@ WORD = 8  # coordinates of a word, and its bytes before it is cut
 BITS = range(2, 9)
 LARGEST_Q = 1023  # float32 rows resolve its steps a hundred times over
 SHORTEST = 2.0**-23  # a shorter row is divided by this instead of its length, as in the published codec
-WHOLE = (1.0,)
+# Parts of max|y| that are tried as the range, by bits; with more bits none is better than the whole.
 SHARES = {2: (1, 0.5, 0.42, 0.35), 3: (1, 0.85, 0.74, 0.64), 4: (1, 0.93, 0.86, 0.8), 5: (1, 0.97, 0.94, 0.9)}
-"""Parts of max|y| that are tried as the range, by bits; with more bits none is better than the whole."""
 SIDE_BITS = 32  # the two float16 numbers of a row
 
 
@@ -51,9 +40,8 @@ class _Lattice:
             raise ConfigurationError(f"{lattice!r} is no lattice; there are {', '.join(BLOCK)}")
         self.lattice, self.block, self.dim = lattice, BLOCK[lattice], dim
         if dim % self.block:
-            raise ConfigurationError(
-                f"a head dimension of {dim} has no whole number of {lattice} blocks of {self.block}"
-            )
+            text = f"a head dimension of {dim} has no whole number of {lattice} blocks of {self.block}"
+            raise ConfigurationError(text)
         self._turn = Hadamard(dim)
 
     def _restored(self, points: mx.array, side: mx.array, dtype: mx.Dtype) -> mx.array:
@@ -63,7 +51,10 @@ class _Lattice:
 
 
 class LatticeCompat(_Lattice):
-    """The published codec's round trip, its coordinates kept in 8 or 16 bits."""
+    """The round trip of the published codec (kakeyalattice 1.5.0), coordinates kept in 8 or 16 bits.
+
+    It is that to the last bits where the products sum in the same order; points are cut off at ±q afterwards.
+    """
 
     def __init__(self, lattice: str, q: int, dim: int) -> None:
         """Code rows of ``dim`` values, ``q`` steps from zero to the largest coordinate of a row."""
@@ -108,7 +99,11 @@ class LatticeCompat(_Lattice):
 
 
 class LatticePacked(_Lattice):
-    """Points within ±q, q = 2^(b-1) - 1, those of the half coset within ±(q + ½): b bits a coordinate."""
+    """Points within ±q, q = 2^(b-1) - 1, those of the half coset within ±(q + ½): b bits a coordinate.
+
+    Of a few ranges, max|y| the widest, that of the least error is kept: with few bits, cutting off the tails
+    costs less than a coarse grid.
+    """
 
     def __init__(self, lattice: str, bits: int, dim: int) -> None:
         super().__init__(lattice, dim)
@@ -125,7 +120,7 @@ class LatticePacked(_Lattice):
         # A power of two moves from n to max|y| where n alone would leave the range of float16.
         moved = mx.where(length > 2.0**15, 2.0**-15, mx.where(length < 2.0**-8, 2.0**8, 1.0))
         largest = _largest(turned / moved)
-        kept = (largest.astype(mx.float32) * mx.array(SHARES.get(self.bits, WHOLE))).astype(mx.float16)
+        kept = (largest.astype(mx.float32) * mx.array(SHARES.get(self.bits, (1.0,)))).astype(mx.float16)
         codes, is_half, kept = self._best(turned, kept, moved)
         words = codes.reshape(*rows.shape[:-1], self.dim // WORD, WORD)
         return pack(words, self.bits, is_half if self.lattice == "e8" else None), _side(length * moved, kept)
@@ -201,10 +196,8 @@ def closest(lattice: str, values: mx.array) -> mx.array:
 
 
 def closest_within(lattice: str, values: mx.array, bound: int) -> tuple[mx.array, mx.array]:
-    """Closest points to float32 values [..., n] with coordinates within ±q, in the half coset ±(q + ½).
-
-    Gives coordinates less the lowest of their coset, whole numbers from 0, float32 [..., n], and whether
-    that is the half coset, bool [..., 1].
+    """Closest points to float32 values [..., n] with coordinates within ±q, in the half coset ±(q + ½):
+    their coordinates less the lowest of their coset, float32 [..., n], and whether it is the half one.
     """
     whole = _even_within(values, -bound, bound)
     if lattice == "d4":
@@ -250,7 +243,11 @@ def _squared(difference: mx.array) -> mx.array:
 
 
 def pack(codes: mx.array, bits: int, is_half: mx.array | None = None) -> mx.array:
-    """Pack coordinates 0 … 2^b - 1 [..., W, 8] to uint8 [..., W·b]; for E8, is_half is bool [..., W, 1]."""
+    """Pack coordinates 0 … 2^b - 1 [..., W, 8] to uint8 [..., W·b]; for E8, is_half is bool [..., W, 1].
+
+    The coordinates of an E8 point, counted from the lowest of its coset, have an even sum: the lowest bit of
+    the last one follows from those of the other seven, and the coset is kept in its place.
+    """
     codes = codes.astype(mx.uint64)
     word = codes[..., :1]
     for place in range(1, WORD):

@@ -65,6 +65,7 @@ def test_a_text_is_read_with_its_defaults_written_out(text, spec):
         ("restored:exact:4", "takes two values"),
         ("affine@", "'' names no layers"),
         ("sink-window:2,8@0", "share a mask"),
+        ("affine@inner:04", "names no layers"),
         ("sliding-bounded:2,8@inner:1", "not @inner:1"),
         ("affine@some", "'some' names no layers"),
         ("affine@inner", "'inner' names no layers"),

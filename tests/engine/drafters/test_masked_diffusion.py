@@ -15,7 +15,7 @@ from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
-from engine.networks.mdlm import MaskedDiffusionModel, classes
+from engine.networks.mdlm import MaskedDiffusionModel, build_model
 from engine.sampling import Sampler, Sampling
 from engine.target.model import Target
 from tests.engine import tiny
@@ -229,7 +229,7 @@ def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, int]):
 
 def test_biases_are_refused():
     with pytest.raises(ModelError, match="attention_bias is not supported"):
-        classes(CONFIG | {"attention_bias": True})
+        build_model(CONFIG | {"attention_bias": True})
 
 
 @pytest.mark.sampled(3, 1)

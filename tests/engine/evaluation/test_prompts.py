@@ -13,7 +13,6 @@ from engine.errors import ModelError, PromptError
 from engine.evaluation.prompts import (
     SHIPPED_SETS,
     Prompt,
-    chat_prompt,
     encode,
     load_prompts,
     raw_prompt,
@@ -168,7 +167,7 @@ def test_tokens_are_those_mlx_lm_would_use(folders: tuple[Path, Path]):
     target = load_target(folders[0])
     tokens = encode(raw_prompt("héllo"), target.tokenizer, target.target.vocab_size, target.context)
     assert target.tokenizer.decode(tokens) == "héllo"
-    turns = encode(chat_prompt([("user", "hi")]), target.tokenizer, target.target.vocab_size, target.context)
+    turns = encode(raw_prompt([("user", "hi")]), target.tokenizer, target.target.vocab_size, target.context)
     assert target.tokenizer.decode(turns) == "<bos><user>hi<end><assistant>"
     with_bos = encode(raw_prompt("<bos>a"), target.tokenizer, target.target.vocab_size, target.context)
     assert target.tokenizer.decode(with_bos) == "<bos>a"

@@ -186,7 +186,7 @@ def unwell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.server.app.cards", lambda service: [])
+    monkeypatch.setattr("engine.server.app._cards", lambda *_: [])
 
 
 def open_to_all(monkeypatch: pytest.MonkeyPatch) -> None:

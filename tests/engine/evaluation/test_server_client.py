@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def document(body: bytes, status: str = "200 OK", kind: str = "application/json"
 def test_request_carries_the_key_and_answer_is_read(transport: str):
     with answering(document(b'{"a": 1}', "404 Not Found"), transport) as (client, heard):
         assert client.transport == transport
-        reply = client.post("/v1/x", {"b": [2]})
+        reply = client.fetch("/v1/x", {"b": [2]})
     assert (reply.status, reply.body) == (404, {"a": 1})
     head, _, body = heard[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1")
@@ -67,13 +68,13 @@ def test_request_carries_the_key_and_answer_is_read(transport: str):
 
 def test_without_a_key_none_is_sent():
     with answering(document(b"{}")) as (client, heard):
-        client.with_key(None).get("/health")
+        replace(client, key=None).fetch("/health")
     assert b"authorization" not in heard[0].lower()
 
 
 def test_what_is_no_json_is_handed_on_as_text():
     with answering(document(b"kakeya_x 1\n", kind="text/plain; version=0.0.4")) as (client, _):
-        assert client.get("/metrics").body == "kakeya_x 1\n"
+        assert client.fetch("/metrics").body == "kakeya_x 1\n"
 
 
 def test_stream_is_read_by_events_without_comments():
@@ -100,14 +101,14 @@ def test_what_is_no_stream_is_a_fault_of_the_server(answer: bytes, message: str)
 
 def test_json_that_is_none_is_a_fault_of_the_server():
     with answering(document(b"{")) as (client, _), pytest.raises(ServerFault, match="no JSON"):
-        client.get("/health")
+        client.fetch("/health")
 
 
 def test_nobody_there_is_a_fault_of_the_server():
     with listening() as (_, address):
         pass
     with pytest.raises(ServerFault, match="got no whole answer: ConnectionRefusedError"):
-        Client(address).get("/health")
+        Client(address).fetch("/health")
 
 
 def test_no_other_machine_reaches_the_port():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.prompts import Prompt, answer_of, chat_prompt, raw_prompt, tokens_of
+from engine.evaluation.prompts import Prompt, answer_of, raw_prompt, tokens_of
 from engine.generate import ChatSwitches, chat_tokens
 from tests.engine import tiny
 
@@ -75,7 +75,7 @@ def test_a_text_becomes_a_users_turn_where_it_is_to_be_one(tmp_path: Path):
     def shown(prompt: Prompt, **switches: Any) -> str:
         return str(tokenizer.decode(tokens_of(prompt, tokenizer, ChatSwitches(**switches))))
 
-    assert shown(raw_prompt("hi"), chat=True) == shown(chat_prompt(TURNS)) == "<user>hi<assistant>"
+    assert shown(raw_prompt("hi"), chat=True) == shown(raw_prompt(TURNS)) == "<user>hi<assistant>"
     assert shown(raw_prompt("hi"), channel_prefix="x") == "hi"
 
 

@@ -15,7 +15,8 @@ from engine.cache.policy import parse_policy
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.errors import ConfigurationError
-from engine.external_engines import DraftCounts, open_external_engine
+from engine.external_engines.engine import DraftCounts
+from engine.external_engines.loops import open_external_engine
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget, load_target
 from tests.engine import families, tiny
 from tests.engine.external_engines.conftest import PROMPT

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from engine.external_engines import DraftCounts, ExternalEngine, LoopEntry
+from engine.external_engines.engine import DraftCounts, ExternalEngine, LoopEntry
 from engine.target.loading import LoadedTarget
 
 

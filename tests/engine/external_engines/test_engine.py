@@ -13,7 +13,8 @@ from engine.cache.policy import parse_policy
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.errors import ConfigurationError, GenerationError, ModelError
-from engine.external_engines import DraftCounts, open_external_engine
+from engine.external_engines.engine import DraftCounts
+from engine.external_engines.loops import open_external_engine
 from engine.target.attention import _USERS
 from engine.target.loading import load_target
 from tests.engine import families, tiny
@@ -153,14 +154,6 @@ def test_the_way_is_found_by_counting(target, ours, kind, keyword, strategy):
     assert small.make_caches is maker
 
 
-def test_native_caches_stay_allowed_however_many_policies_were_asked_for(target, monkeypatch):
-    monkeypatch.setattr("engine.external_engines.MOST_POLICIES", 1)
-    external = small.opened(target, small.Inline, None)
-    assert external.obstacle(parse_policy("sink-window:2,6")) is not None
-    assert external.obstacle(parse_policy("rotated:4,32")) is not None
-    assert external.obstacle(parse_policy("native")) is None
-
-
 @pytest.mark.slow
 def test_why_a_way_was_not_taken_is_said(target):
     external = small.opened(target, small.Cheating, "kv")
@@ -292,7 +285,7 @@ def test_what_cannot_be_opened_says_why(target, rough, tmp_path):
 
 @pytest.mark.slow
 def test_an_engine_that_is_not_installed_says_what_installs_it(target, rough, monkeypatch):
-    monkeypatch.setattr("engine.external_engines.find_spec", lambda name: None)
+    monkeypatch.setattr("engine.external_engines.loops.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"dflash is not installed here; run: pip install --no-deps"):
         open_external_engine("dflash", target, rough)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.external_engines import ENGINES
+from engine.external_engines.loops import ENGINES
 
 ROOT = Path(__file__).parents[3]
 PINNED = [ENGINES[name].install.split()[-1] for name in ("dflash", "dflash-mlx")]

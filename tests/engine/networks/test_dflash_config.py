@@ -109,7 +109,10 @@ def test_a_missing_nested_field_is_named(name: str):
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number"),
         ({"layer_types": "full_attention"}, "layer_types must be a list"),
         ({"dflash_config": [1]}, "dflash_config must be an object"),
-        ({"dflash_config": {"mask_token_id": 4, "target_layer_ids": [1.5]}}, "list of whole numbers"),
+        (
+            {"dflash_config": {"mask_token_id": 4, "target_layer_ids": [1.5]}},
+            "ids.0. must be a whole number, not 1.5",
+        ),
         ({"block_size": 0}, "block_size must be positive"),
         ({"dflash_config": {"mask_token_id": 900, "target_layer_ids": [1]}}, "900 is outside"),
         ({"dflash_config": {"mask_token_id": 4, "target_layer_ids": []}}, "is empty"),

@@ -386,7 +386,7 @@ def test_an_entry_with_a_channel_that_its_heads_cannot_take_is_refused(tmp_path:
 def test_a_folder_makes_a_registry_of_its_own(folders: tuple[Path, Path]):
     registry = Registry.single(folders[0], f"prompt-lookup+{folders[1]}", block="6", context=100)
     (entry,) = registry.entries
-    assert (registry.default, registry.path, entry.name) == ("target", None, "target")
+    assert (registry.default, entry.name) == ("target", "target")
     assert (entry.target, entry.drafter) == (at(folders[0]), at(f"prompt-lookup+{folders[1]}"))
     assert (entry.lookups, entry.block, entry.context) == (False, "6", 100)
     # Heads of 8 values cannot be quantized in groups, and the windows of this model are 8 positions anyway.

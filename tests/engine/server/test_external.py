@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from engine.external_engines import ENGINES, ExternalLoop, LoopEntry
+from engine.external_engines.engine import ExternalLoop, LoopEntry
+from engine.external_engines.loops import ENGINES
 from engine.target.loading import SHIPPED_TARGET, LoadedTarget
 from tests.engine.external_engines import small
 from tests.engine.server.raw_server import KEY, RawServer, opened

@@ -9,40 +9,28 @@ has received prompt and text. Every later token is held to the same count before
     native      it keeps its own caches, which are not counted, and decodes under the native policy alone
 """
 
-import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
-from itertools import chain, islice
-from pathlib import Path
+from functools import lru_cache
 from pkgutil import resolve_name
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step
+from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import ArraysCache
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.ring import SlidingRing
-from engine.cache.transaction import members_of, new_caches
-from engine.drafters.base import refuse_mismatch
+from engine.cache.transaction import members_of
 from engine.errors import ConfigurationError, GenerationError, wrap_errors
 from engine.target.attention import CodedAttention, refuse_policy
-from engine.target.loading import LoadedTarget, load_target
-from engine.target.model import Target
+from engine.target.loading import LoadedTarget
 
 OWN_CACHES = "native"
 STRATEGIES = ("keyword", "instance", "attribute", OWN_CACHES)  # in the order in which they are tried
 TRIAL_PROMPT, TRIAL_TOKENS = (1, 2, 3, 4, 5, 6), 4
-MOST_POLICIES = 256  # whose obstacles are kept; requests may spell out any number
-ZLAB = "dflash.model_mlx"
-# Published configs have these outside `dflash_config` too, where z-lab's loop does not look.
-NESTED = {"input_embedding_scale", "output_multiplier", "final_logit_softcapping"}
 
 
 @dataclass
@@ -54,12 +42,11 @@ class DraftCounts:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens that a verify forward gave; None without one."""
+        """Tokens a verify forward gave; None without one."""
         return 1 + self.accepted / self.rounds if self.rounds else None
 
 
-# The most positions that an engine appends in one forward after the prompt's, and its loop: given a prompt, a
-# number of tokens, `DraftCounts` and caches by the engine's keyword, it yields a greedy continuation.
+# Most positions of a later forward, and the loop: (prompt, tokens, counts, **caches) to a greedy continuation
 ExternalLoop = tuple[int, Callable[..., Generator[int]]]
 
 
@@ -94,9 +81,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def handed_over(strategy: str, entry: LoopEntry, model: Any, caches: list[Any]) -> Iterator[dict[str, Any]]:
     """Hand caches to an engine, and yield arguments for its loop; to be left at the first token."""
     models, left = models_of(model), [list(caches)]
-    places = {"instance": [(each, "make_cache") for each in models], "attribute": entry.makers}.get(
-        strategy, ()
-    )
+    places = {"instance": [(each, "make_cache") for each in models], "attribute": entry.makers}
     if strategy == "keyword" and entry.keyword is None:
         raise GenerationError("the loop has no argument for caches")
 
@@ -112,7 +97,7 @@ def handed_over(strategy: str, entry: LoopEntry, model: Any, caches: list[Any]) 
         return make
 
     with ExitStack() as replacements:
-        for place, name in places:
+        for place, name in places.get(strategy, ()):
             owner = resolve_name(place) if isinstance(place, str) else place
             replacements.enter_context(replaced(owner, name, maker(vars(owner).get(name))))
         yield {entry.keyword: list(caches)} if strategy == "keyword" and entry.keyword else {}
@@ -140,20 +125,16 @@ def positions_in(cache: Any) -> int | None:
 
 def verify_use(caches: Sequence[Any], at_least: int, where: str) -> None:
     """Raise GenerationError, with ``where`` in front, unless every layer has received so many positions."""
-    counts = [(layer, positions_in(cache)) for layer, cache in enumerate(caches)]
-    if short := [(layer, count) for layer, count in counts if count is not None and count < at_least]:
-        layer, count = short[0]
-        raise GenerationError(
-            f"{where} did not use the caches it was given: layer {layer} received {count} of at least "
-            f"{at_least} positions, {len(short)} of {len(caches)} layers are short"
-        )
+    for layer, count in enumerate(map(positions_in, caches)):
+        if count is not None and count < at_least:
+            used = f"layer {layer} received {count} of at least {at_least} positions"
+            raise GenerationError(f"{where} did not use the caches it was given: {used}")
 
 
 class ModelState:
     """What an engine leaves on a target during one generation: there while it runs, removed in between.
 
-    Covered: attributes of the model, its text model, the body inside and the classes of all parts, lists in
-    attributes, and the default stream. Engines touch no parts of single layers.
+    Covered: attributes and lists of the model, its text model and body, classes of all parts, default stream.
     """
 
     def __init__(self, model: Any) -> None:
@@ -166,15 +147,13 @@ class ModelState:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Put back what the engine left; afterwards all is as it was before."""
-        self._swap()
+        before = self._remember()
+        self._restore()
         try:
             yield
         finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        restore, self._restore = self._restore, self._remember()
-        restore()
+            self._restore = self._remember()
+            before()
 
     def _remember(self) -> Callable[[], None]:
         """Return what restores the present state."""
@@ -207,7 +186,8 @@ class ExternalEngine:
         """Find the strategy; ConfigurationError if the engine cannot decode with this target at all."""
         self.name, self._entry = name, entry
         self._model, (self._block, self._loop) = target.target.model, loop
-        self._obstacles: dict[str, str] = {}
+        # Why it cannot decode under a policy, or None; InputError if the target itself cannot.
+        self.obstacle = lru_cache(256)(self._obstacle)  # requests may spell out any number of policies
         failed = [unfit] if (unfit := self._unfit(NATIVE)) else []
         for strategy in [OWN_CACHES] if unfit else STRATEGIES:
             self.strategy, self.why = strategy, "; ".join(failed)  # why: what kept those before from working
@@ -217,22 +197,17 @@ class ExternalEngine:
             failed.append(f"{strategy}: {reason}")
         raise ConfigurationError(f"engine {name} does not decode with this target: {failed[-1]}")
 
-    def obstacle(self, policy: KVPolicy) -> str | None:
-        """Say why the engine cannot decode under a policy; InputError if the target itself cannot."""
-        if policy != NATIVE and policy.spec not in self._obstacles:
-            refuse_policy(self._model, policy)
-            if policy.source is not None:
-                why = "old positions are restored by our own prefill, which the engine does not run"
-            elif self.strategy == OWN_CACHES:
-                why = f"it has no hook and keeps its own caches ({self.why})"
-            elif policy.attended and self._entry.attends:
-                why = "it attends by itself, which reads no codes; lattice policies are decoded before"
-            else:
-                why = self._unfit(policy) or self._failure(policy) or ""
-            if len(self._obstacles) >= MOST_POLICIES:
-                self._obstacles.clear()
-            self._obstacles[policy.spec] = why
-        return self._obstacles.get(policy.spec) or None
+    def _obstacle(self, policy: KVPolicy) -> str | None:
+        if policy == NATIVE:
+            return None
+        refuse_policy(self._model, policy)
+        if policy.source is not None:
+            return "old positions are restored by our own prefill, which the engine does not run"
+        if self.strategy == OWN_CACHES:
+            return f"it has no hook and keeps its own caches ({self.why})"
+        if policy.attended and self._entry.attends:
+            return "it attends by itself, which reads no codes; lattice policies are decoded before"
+        return self._unfit(policy) or self._failure(policy)
 
     def generate(
         self,
@@ -250,8 +225,8 @@ class ExternalEngine:
         """
         if reason := self.obstacle(policy):
             raise ConfigurationError(f"engine {self.name} cannot decode under {policy.spec}: {reason}")
-        given = [] if caches is None else caches
-        return self._tokens(prompt, max_tokens, policy, given, counts or DraftCounts())
+        caches = [] if caches is None else caches
+        return self._tokens(prompt, max_tokens, policy, caches, counts or DraftCounts())
 
     def _unfit(self, policy: KVPolicy) -> str | None:
         """Why an engine that takes positions back could not do so on the caches of a policy, or None."""
@@ -298,153 +273,3 @@ class ExternalEngine:
                     running.close()
                     mx.synchronize(generation_stream)  # a loop launches a forward more than there are tokens
                     mx.synchronize()
-
-
-def open_plain(target: LoadedTarget, drafter: Path | None, block: int | None) -> ExternalLoop:  # noqa: ARG001
-    """Open `mlx_lm.generate.generate_step`."""
-
-    def steps(prompt: list[int], limit: int, counts: DraftCounts, **caches: Any) -> Generator[int]:  # noqa: ARG001
-        for token, _ in generate_step(mx.array(prompt), target.target.model, max_tokens=limit, **caches):
-            yield int(token)
-
-    return 1, steps
-
-
-def open_speculative(target: LoadedTarget, drafter: Path, block: int | None) -> ExternalLoop:
-    """Open `mlx_lm.generate.speculative_generate_step`; the draft model's caches are ours in any case."""
-    model, small, block = target.target.model, load_target(drafter).target, block or 3
-    refuse_mismatch("vocabulary", small.vocab_size, target.target.vocab_size)
-
-    def steps(prompt: list[int], limit: int, counts: DraftCounts, **caches: Any) -> Generator[int]:
-        own, given = new_caches(small.model, block), caches.get("prompt_cache")
-        # It splits one list after as many as the target has layers; layers that share keys have fewer caches.
-        if given is not None and len(given) != len(model.layers):
-            raise GenerationError(f"mlx-lm wants {len(model.layers)} caches, one a layer, not {len(given)}")
-        sizes: Any = {"num_draft_tokens": block - 1, "max_tokens": limit}
-        both = given and [*given, *own]
-        rounds = speculative_generate_step(mx.array(prompt), model, small.model, prompt_cache=both, **sizes)
-        drafted = False  # the token before; a round ends with one of the target's
-        with replaced(small.model, "make_cache", lambda: own):
-            first = list(islice(rounds, 1))
-        for token, _, from_draft in chain(first, rounds):
-            counts.rounds += not drafted
-            drafted = from_draft
-            counts.accepted += drafted
-            yield int(token)
-
-    return block, steps
-
-
-def open_zlab(target: LoadedTarget, drafter: Path, block: int | None) -> ExternalLoop:
-    """Open z-lab's `dflash.model_mlx.stream_generate`, which asks `make_prompt_cache` for caches."""
-    module: Any = import_module(ZLAB)
-    with replaced(module, "snapshot_download", lambda path, **_: path):
-        draft = module.load_draft(str(drafter))
-    config = json.loads((drafter / "config.json").read_text(encoding="utf-8"))
-    for name in (config.keys() & NESTED) - config["dflash_config"].keys():
-        setattr(draft.config, name, config[name])
-    add_unseen_scale(draft, target.target)
-    draft.set_dtype(target.target.embed(mx.array([[0]])).dtype)
-    mx.eval(draft.parameters())
-    size = int(block or draft.config.block_size)
-    stream = partial(module.stream_generate, target.target.model, draft, MuteTokenizer(), block_size=size)
-
-    def steps(prompt: list[int], limit: int, counts: DraftCounts, **caches: Any) -> Generator[int]:
-        for response in stream(mx.array(prompt), max_tokens=limit, **caches):
-            if response.accepted is not None:
-                counts.rounds += 1
-                counts.accepted += len(response.tokens) - 1
-            yield from response.tokens
-
-    return size, steps
-
-
-def add_unseen_scale(draft: Any, target: Target) -> None:
-    """Add the target's embedding scale to a z-lab draft's, which the package sees on Gemma 4 alone."""
-    given = draft.config.input_embedding_scale
-    if draft.bind(target.model).embed_scale == given:
-        draft.config.input_embedding_scale = given * target.embedding_scale
-
-
-class MuteTokenizer(TokenizerWrapper):
-    """A tokenizer without text and stop tokens: z-lab's loop writes text while it decodes."""
-
-    eos_token_ids: frozenset[int] = frozenset()
-    last_segment = ""
-    detokenizer = property(lambda self: self)  # it has the names that the loop uses
-    __init__ = add_token = finalize = lambda *_: None
-
-
-def open_dflash_mlx(target: LoadedTarget, drafter: Path, block: int | None) -> ExternalLoop:
-    """Open `dflash_mlx.runtime.stream_dflash_generate`, which replaces methods of the target's classes."""
-    part = partial(import_module, package="dflash_mlx")
-    operations, runtime, events = part(".engine.target_ops"), part(".runtime"), part(".engine.events")
-    model = target.target.model
-    ops = operations.resolve_target_ops(model)
-    draft, _ = part(".runtime.loading").load_draft_bundle(str(drafter), lazy=False)
-    draft.set_dtype(target.target.embed(mx.array([[0]])).dtype)
-    mx.eval(draft.parameters())
-    operations.bind_draft_to_target(draft, model, target_ops=ops)
-    size = int(block or draft.block_size)
-    stream = partial(
-        runtime.stream_dflash_generate,
-        target_model=model,
-        target_ops=ops,
-        tokenizer=target.tokenizer,
-        draft_model=draft,
-        draft_backend=part(".draft_backend").EagerDraftBackend(),
-        block_tokens=size,
-        stop_token_ids=[],
-        runtime_context=part(".runtime.context").build_offline_runtime_context(verify_mode="dflash"),
-    )
-
-    def steps(prompt: list[int], limit: int, counts: DraftCounts, **caches: Any) -> Generator[int]:
-        ops.install_speculative_hooks(model)
-        for event in stream(prompt_tokens_override=prompt, max_new_tokens=limit, **caches):
-            if isinstance(event, events.TokenEvent):
-                counts.rounds = event.cycles_completed
-                counts.accepted = round(event.acceptance_ratio * event.generated_tokens)
-                yield int(event.token_id)
-
-    return size, steps
-
-
-_MLX_LM: dict[str, Any] = {"keyword": "prompt_cache", "makers": (("mlx_lm.generate", "make_prompt_cache"),)}
-ENGINES: dict[str, LoopEntry] = {
-    "mlx-lm": LoopEntry("mlx_lm", "pip install mlx-lm", open_plain, drafts=False, **_MLX_LM),
-    "mlx-lm-speculative": LoopEntry("mlx_lm", "pip install mlx-lm", open_speculative, **_MLX_LM),
-    "dflash": LoopEntry(
-        "dflash", "pip install --no-deps dflash==0.1.0", open_zlab, makers=((ZLAB, "make_prompt_cache"),)
-    ),
-    "dflash-mlx": LoopEntry(
-        "dflash_mlx",
-        "pip install --no-deps dflash-mlx==0.1.8",
-        open_dflash_mlx,
-        attends=True,
-        makers=(("dflash_mlx.engine.target_qwen_gdn:QwenGdnTargetOps", "make_cache"),),
-    ),
-}
-
-
-def open_external_engine(
-    name: str, target: LoadedTarget, drafter: Path | None = None, block: int | None = None
-) -> ExternalEngine:
-    """Open one of `ENGINES` for a target, which several engines and sessions may share.
-
-    ``block``: positions of a verify forward, the bonus included; None leaves it to the engine.
-    """
-    if name not in ENGINES:
-        raise ConfigurationError(f"engine {name!r} is none of {', '.join(ENGINES)}")
-    entry = ENGINES[name]
-    misfit = block is not None and (block > 1) != entry.drafts
-    for refused, why in (
-        (find_spec(entry.module) is None, f"is not installed here; run: {entry.install}"),
-        (entry.drafts and drafter is None, "needs a drafter's folder; name one"),
-        (not entry.drafts and drafter is not None, f"has no drafter; leave {drafter} out"),
-        (misfit, f"cannot verify {block} tokens at a time; leave the block out"),
-    ):
-        if refused:
-            raise ConfigurationError(f"engine {name} {why}")
-    with wrap_errors(lambda reason: ConfigurationError(f"engine {name} cannot open these models: {reason}")):
-        loop = entry.open(target, drafter, block)
-    return ExternalEngine(name, entry, target, loop)
