@@ -38,7 +38,6 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
     Examples:
       kakeya_engine memory --table article
       kakeya_engine memory --context 512 --kv all
-      kakeya_engine memory --model ~/models/qwen3-8b --context 8192,32768
       kakeya_engine memory --model ~/models/qwen3-8b --context 32768 --kv native --kv affine:4,64 --batch 8
       kakeya_engine memory --model ~/models/gemma-4 --context 100000 --kv all --dtype bfloat16 --json
     """  # noqa: D301 - click wants the character itself

@@ -6,7 +6,6 @@ a swapped prompt.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,9 +66,7 @@ def _unreplayable(report: Report) -> str | None:
         return "has no rows, or rows without a token"
     for name in NOT_GREEDY:
         if value := report.configuration.get(name):
-            return (
-                f"was made with {name} {value}, so other tokens are as right; verify replays greedy reports"
-            )
+            return f"was made with {name} {value}, and other tokens are as right; give a greedy report"
     return None
 
 
@@ -109,12 +106,9 @@ class RunSettings(BaseModel):
             return cls.model_validate(report.configuration)
         except ValidationError as error:
             fault = error.errors()[0]
-            name = str(fault["loc"][0])
-            value = json.dumps(report.configuration.get(name))[:80]
-            raise ConfigurationError(
-                f"the report's configuration has {name} = {value}, so it cannot be replayed ({fault['msg']});"
-                " was it written by this engine?"
-            ) from None
+            name, value = fault["loc"][0], str(fault["input"])[:80]
+            why = f"{name} = {value} ({fault['msg']}); was it written by this engine?"
+            raise ConfigurationError(f"the report cannot be replayed by its configuration: {why}") from None
 
 
 def find_models(

@@ -194,8 +194,7 @@ class _Replayer:
         given = options.folders, options.among
         self._engine = inputs.open_reported(report, self._settings, folders, *given)
         self._engines = {self._engine.policy.spec: self._engine}
-        prompts = inputs.make_prompts(self._engine, self._settings, options.prompts)
-        self._prompts, self._emptied = prompts
+        self._prompts, self._emptied = inputs.make_prompts(self._engine, self._settings, options.prompts)
         self._errors: dict[str, float] = {}  # of rounding, by policy
         self._gaps: dict[Text, list[float]] = {}  # of native rows
         self._arms_run: set[str] = set()
