@@ -12,12 +12,6 @@ from evidence_format.claims import SPEED_CLAIMS
 from evidence_format.model import OtherLoad, quotient
 
 Document = dict[str, Any]
-THROUGHPUT = {
-    "tok/s decode": "decode_tokens_per_s:.1f",
-    "tok/s end to end": "end_to_end_tokens_per_s:.1f",
-    "acceptance length": "acceptance_length:.2f",
-    "resident KV bytes": "max_resident_bytes:,",
-}
 KV = {
     "bits": "stored_bits_per_value:.2f",
     "KV bytes": "max_resident_bytes:,",
@@ -78,8 +72,10 @@ def throughput_table(document: Document) -> None:
     from engine.evaluation.environment import busy
 
     arms = document["summary"]["arms"]
-    rows = ([name, *_cells(arm, *THROUGHPUT.values())] for name, arm in arms.items())
-    print_table("throughput", ("<arm", *THROUGHPUT), rows)
+    columns = ("<arm", "tok/s decode", "tok/s end to end", "acceptance length", "resident KV bytes")
+    rates = ("decode_tokens_per_s:.1f", "end_to_end_tokens_per_s:.1f")
+    names = (*rates, "acceptance_length:.2f", "max_resident_bytes:,")
+    print_table("throughput", columns, ([name, *_cells(arm, *names)] for name, arm in arms.items()))
     claimed = {claim.get("arm") for claim in document["claims"] if claim["name"] in SPEED_CLAIMS}
     for row in document["summary"]["comparisons"]:
         ratios = _cells(row, "decode_ratio:.2f", "median_decode_ratio:.2f", "end_to_end_ratio:.2f")

@@ -234,12 +234,7 @@ PromptsById = dict[str, EncodedPrompt]
 def make_prompts(
     engine: Engine, settings: RunSettings, given: Path | None
 ) -> tuple[PromptsById, PromptsById]:
-    """Make a report's prompts again: as they are, and without their needles.
-
-    Raises:
-        ConfigurationError: the report was made with a file and none is given, or its switches make no sense.
-        PromptError: the prompts cannot be read or made.
-    """
+    """Make a report's prompts again: as they are, and without their needles; ``given``: their file."""
     command, seed = settings.command, settings.seed or 0
     chat = ChatSwitches(settings.chat, settings.thinking, settings.channel_prefix, settings.system)
     haystack = Haystack(settings.context, settings.depths, settings.per_depth)
