@@ -114,10 +114,11 @@ class EvaluationCall:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._as_json, self._report_path = values.pop("as_json"), values.pop("report_path")
-        self.request, self.options = common.take_request(values), common.take_engine(values)
-        self._runtime = common.prepare()
+        self.request, self._runtime = common.take_request(values), common.prepare()
+        from engine.config import Options
         from engine.generate import ChatSwitches
 
+        self.options = common.take(Options, values)
         chat = ("chat", "thinking", "channel_prefix", "system")
         self.chat = ChatSwitches(*(values.pop(name) for name in chat))
         self._journal = take_journal(values, self._report_path)

@@ -57,12 +57,11 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
     content = [("user", text)] if values.pop("chat") else text
     if text_only and as_json:
         raise click.UsageError("give either --text or --json")
-    request, options = common.take_request(values), common.take_engine(values)
-    runtime = common.prepare()
-    from engine.config import open_engine
+    request, runtime = common.take_request(values), common.prepare()
+    from engine.config import Options, open_engine
     from engine.generate import GenerateSwitches, encode, generate
 
-    switches = GenerateSwitches(**values)
+    options, switches = common.take(Options, values), common.take(GenerateSwitches, values)
     switches.check()
     engine = open_engine(options)
     evaluation = None

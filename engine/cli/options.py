@@ -107,13 +107,6 @@ def prepare() -> Any:
     return prepare()
 
 
-def take_engine(values: dict[str, Any]) -> Any:
-    """Take `engine.config.Options` from the values of `engine_options`, out of ``values``."""
-    from engine.config import Options
-
-    return take(Options, values)
-
-
 def take(kind: Any, values: dict[str, Any], **more: Any) -> Any:
     """Take a dataclass whose fields are called as options are out of ``values``."""
     return kind(**{each.name: values.pop(each.name) for each in fields(kind) if each.name in values}, **more)

@@ -11,7 +11,6 @@ The first is to give what a full cache gives, and noise must destroy it; if it d
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
@@ -34,11 +33,6 @@ class Learned:
     card: Model
 
 
-def module_hooks(modules: Sequence[Any]) -> HiddenStateHooks:
-    """Hooks of any modules; one that runs several times in a forward is named as often."""
-    return HiddenStateHooks(modules, range(len(modules)))
-
-
 class Exact:
     """The target's own keys and values; hears the prefill's forwards, gives rows as positions are evicted."""
 
@@ -46,7 +40,8 @@ class Exact:
 
     def __init__(self, sites: Sequence[Site], seed: int) -> None:  # noqa: ARG002 - for those that draw
         self._counts = [len(site.projections) for site in sites]
-        self._hooks = module_hooks([module for site in sites for module in site.projections])
+        modules = [module for site in sites for module in site.projections]
+        self._hooks = HiddenStateHooks(modules, range(len(modules)))
 
     def start(self) -> None:
         """Begin a new sequence."""

@@ -15,9 +15,8 @@ import mlx.core as mx
 from engine.networks.projector import DrafterFeatures
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import Site
-from engine.restoration.sources import module_hooks
 from engine.target.attention import softmax_with_sinks
-from engine.target.model import Target
+from engine.target.model import HiddenStateHooks, Target
 
 HIDDEN = -1e9  # score of a position that is not seen
 LEAST = 0.02  # weight of a query that looks at nothing restored
@@ -51,7 +50,8 @@ class AttentionRecorder:
         self._target, self.sites, self._features = target, list(sites), features
         modules = [(*site.projections, site.attention.rope, site.attention.rope) for site in sites]
         self._counts = [len(each) for each in modules]
-        self._capture = module_hooks([module for each in modules for module in each])
+        flat = [module for each in modules for module in each]  # one that runs twice is named as often
+        self._capture = HiddenStateHooks(flat, range(len(flat)))
         self._hidden_states = target.tap(features.taps)
 
     def record(self, tokens: mx.array) -> RecordedTexts:

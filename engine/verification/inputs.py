@@ -35,7 +35,7 @@ from evidence_format.weights import digest
 
 REPLAYED = ("throughput", "quality", "recall", "kv")
 NOT_GREEDY = ("temperature", *PENALTIES)
-SHIPPED_FOLDERS = ("target", "drafter", "proposer", "projector")
+SHIPPED_FOLDERS = [SHIPPED / name for name in ("target", "drafter", "proposer", "projector")]
 
 
 def read_report(path: Path) -> tuple[Report, str]:
@@ -127,7 +127,7 @@ def find_models(
             digests: dict[Path, str | None] = {folder: digest(weight_files(folder))}
         else:
             named = (each for each in _kept(places) if each.is_dir() and identity(each) == model.id)
-            digests = {each: _digest(each) for each in (*_shipped(), *among, *named)}
+            digests = {each: _digest(each) for each in (*SHIPPED_FOLDERS, *among, *named)}
         right = [each for each, value in digests.items() if value == model.weights_sha256]
         wrong = [each for each, value in digests.items() if value and (folder or identity(each) == model.id)]
         if right:
@@ -141,10 +141,6 @@ def find_models(
                 f"--{'model' if role == 'target' else role}"
             )
     return found, differing
-
-
-def _shipped() -> list[Path]:
-    return [SHIPPED / name for name in SHIPPED_FOLDERS if (SHIPPED / name).is_dir()]
 
 
 def _kept(places: Places) -> Iterator[Path]:
@@ -216,7 +212,9 @@ def _projectors_drafter(projector: Path | None, given: Path | None, among: Seque
     if projector is None:
         return "none"
     wanted = ProjectorConfig.from_dict(read_json(projector / "config.json")).drafter
-    return str(given or next((each for each in (*_shipped(), *among) if _digest(each) == wanted), "none"))
+    return str(
+        given or next((each for each in (*SHIPPED_FOLDERS, *among) if _digest(each) == wanted), "none")
+    )
 
 
 @dataclass(frozen=True)
