@@ -44,6 +44,10 @@ class Drafter(Protocol):
         """Resident bytes of its sequence state."""
 
     @property
+    def mark_nbytes(self) -> int:
+        """Bytes that a `mark` set now would hold besides."""
+
+    @property
     def forwards(self) -> int:
         """Forwards of its network since it was made; 0 for one without."""
 
@@ -76,6 +80,7 @@ class TextDrafter:
     """A drafter that reads nothing but the tokens, and can go back to any length of the text."""
 
     tap_layers: tuple[int, ...] = ()
+    mark_nbytes = 0
     _tokens: Any  # a list or an array of those observed, or what works like one
 
     def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - it needs none

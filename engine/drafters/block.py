@@ -118,6 +118,10 @@ class BlockDrafter:
     def nbytes(self) -> int:
         return self._context.nbytes
 
+    @property
+    def mark_nbytes(self) -> int:
+        return self._context.mark_nbytes
+
 
 def likeliest_path(candidates: Candidates) -> Draft:
     return Draft(_at(candidates.tokens, _walk(mx.argmax(candidates.scores, axis=-1))))

@@ -126,5 +126,9 @@ class WithLookup:
         return self._lookup.nbytes + self._other.nbytes
 
     @property
+    def mark_nbytes(self) -> int:
+        return self._other.mark_nbytes
+
+    @property
     def forwards(self) -> int:
         return self._other.forwards

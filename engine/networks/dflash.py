@@ -159,6 +159,10 @@ class Context:
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
 
+    @property
+    def mark_nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers if layer.keep is not None)
+
 
 class RMSNorm(nn.RMSNorm):
     """RMS norm in two kernels on a CPU, where mlx's own is seven operations; Metal has one kernel for it."""
