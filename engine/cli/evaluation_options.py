@@ -9,18 +9,8 @@ from typing import Any
 
 import click
 
-from engine.cli.options import (
-    FILE,
-    F,
-    engine_options,
-    flag,
-    group,
-    option,
-    prepare,
-    report_options,
-    take_engine,
-    take_request,
-)
+from engine.cli import options as common
+from engine.cli.options import FILE, F, flag, group, option
 from engine.cli.reports import state_folder, store
 from engine.errors import ConfigurationError
 from evidence_format.text import text_digest
@@ -45,14 +35,15 @@ chat_options = group(
     flag("--chat", "Send texts through the chat template, as a user's turn."),
     option("--thinking", "Tell the chat template whether to reason.", "default", type=THINKING),
 )
+server_options = group(set_options, common.folder_options, chat_options)
 common_options = group(
     chat_options,
     option("--channel-prefix", "Begin the model's turn with this, e.g. '<|channel|>final<|message|>'."),
     option("--system", "Put a system turn before every conversation."),
     option("--journal", "Keep finished rows here [default: by --report, else in state folder].", type=FILE),
     option("--resume/--no-resume", "Go on with the journal of an interrupted run, or delete it.", True),
-    engine_options,
-    report_options,
+    common.engine_options,
+    common.report_options,
 )
 
 
@@ -123,10 +114,11 @@ class EvaluationCall:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._as_json, self._report_path = values.pop("as_json"), values.pop("report_path")
-        self.request, self.options = take_request(values), take_engine(values)
-        self._runtime = prepare()
+        self.request, self._runtime = common.take_request(values), common.prepare()
+        from engine.config import Options
         from engine.generate import ChatSwitches
 
+        self.options = common.take(Options, values)
         chat = ("chat", "thinking", "channel_prefix", "system")
         self.chat = ChatSwitches(*(values.pop(name) for name in chat))
         self._journal = take_journal(values, self._report_path)

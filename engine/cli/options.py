@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,13 +18,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 def group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """A decorator that adds options, shown in this order."""
-
-    def add(command: F) -> F:
-        for each in reversed(options):
-            command = each(command)
-        return command
-
-    return add
+    return lambda command: reduce(lambda made, add: add(made), reversed(options), command)
 
 
 def option(
@@ -112,11 +107,9 @@ def prepare() -> Any:
     return prepare()
 
 
-def take_engine(values: dict[str, Any]) -> Any:
-    """Take `engine.config.Options` from the values of `engine_options`, out of ``values``."""
-    from engine.config import Options
-
-    return Options(**{each.name: values.pop(each.name) for each in fields(Options)})
+def take(kind: Any, values: dict[str, Any], **more: Any) -> Any:
+    """Take a dataclass whose fields are called as options are out of ``values``."""
+    return kind(**{each.name: values.pop(each.name) for each in fields(kind) if each.name in values}, **more)
 
 
 def take_registry(

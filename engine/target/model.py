@@ -52,6 +52,10 @@ class HiddenStateHooks:
 
     def take(self) -> mx.array:
         """What the last collection recorded, [1, N, len(ids)·hidden]; forgets it."""
+        return mx.concatenate(self.outputs(), axis=-1)
+
+    def outputs(self) -> list[mx.array]:
+        """The same, an array for each layer."""
         rows, self._rows = self._rows, {}
         parts = []
         for index, layer, call in zip(self.ids, self._layers, self._calls, strict=True):
@@ -59,7 +63,7 @@ class HiddenStateHooks:
             if call >= len(outputs):
                 raise ModelError(f"layer {index} of the target did not run, so there is nothing to tap")
             parts.append(outputs[call])
-        return mx.concatenate(parts, axis=-1)
+        return parts
 
     def close(self) -> None:
         """Restore the layers that no other hook uses. Closing twice does nothing."""

@@ -23,9 +23,9 @@ from engine.haystack_text import generator
 from engine.networks.projector import DrafterFeatures
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import Site
-from engine.restoration.sources import LEARNED, ModuleOutputs
+from engine.restoration.sources import LEARNED
 from engine.target.attention import softmax_with_sinks
-from engine.target.model import Target
+from engine.target.model import HiddenStateHooks, Target
 from evidence_format.policies import LARGEST_WINDOW, LAYERS
 
 Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
@@ -132,7 +132,8 @@ class AttentionRecorder:
         self._target, self.sites, self._features = target, list(sites), features
         modules = [(*site.projections, site.attention.rope, site.attention.rope) for site in sites]
         self._counts = [len(each) for each in modules]
-        self._capture = ModuleOutputs([module for each in modules for module in each])
+        flat = [module for each in modules for module in each]  # one that runs twice is named as often
+        self._capture = HiddenStateHooks(flat, range(len(flat)))
         self._hidden_states = target.tap(features.taps)
 
     def record(self, tokens: mx.array) -> RecordedTexts:
