@@ -208,7 +208,7 @@ class DrafterFacts(_Table):
     hidden_size: Size | None = None
     layers: Size | None = None
     vocab_size: Size | None = None
-    taps: tuple[Index, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
+    target_layers: tuple[Index, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
     mask_token: Index | None = None
     block: Size | None = None  # tokens of a block it was made for
 
@@ -566,7 +566,7 @@ def drafter_facts(spec: str) -> DrafterFacts | None:
     read = DFlashConfig.from_dict(config)
     sizes = {"hidden_size": read.hidden_size, "layers": read.num_target_layers, "vocab_size": read.vocab_size}
     mask, block = read.mask_token_id, read.block_size
-    return DrafterFacts(**sizes, taps=read.target_layer_ids, mask_token=mask, block=block)
+    return DrafterFacts(**sizes, target_layers=read.target_layer_ids, mask_token=mask, block=block)
 
 
 def _unloaded(folder: Path) -> Any:
@@ -598,7 +598,7 @@ def _refuse_pair(target: TargetFacts, drafter: DrafterFacts | None, names: tuple
         )
         if ours not in (None, theirs)
     ]
-    if drafter.taps and (layer := max(drafter.taps)) >= target.layers:
+    if drafter.target_layers and (layer := max(drafter.target_layers)) >= target.layers:
         differing.append(f"it reads layer {layer} of a target with {target.layers} layers")
     if (drafter.mask_token or 0) >= target.vocab_size:
         differing.append(f"its mask is token {drafter.mask_token} of a vocabulary of {target.vocab_size}")

@@ -28,7 +28,7 @@ class HiddenStateHooks:
     def __init__(self, layers: Sequence[Any], ids: Sequence[int]) -> None:
         self.ids = tuple(ids)
         if odd := [index for index in self.ids if not 0 <= index < len(layers)]:
-            raise ModelError(f"layer {odd[0]} cannot be tapped: the target has layers 0 to {len(layers) - 1}")
+            raise ModelError(f"layer {odd[0]} cannot be read: the target has layers 0 to {len(layers) - 1}")
         # A model may use one layer instance several times: which of its calls in a forward is meant.
         self._calls = [sum(layers[i] is layers[index] for i in range(index)) for index in self.ids]
         self._layers = [layers[index] for index in self.ids]
@@ -61,7 +61,7 @@ class HiddenStateHooks:
         for index, layer, call in zip(self.ids, self._layers, self._calls, strict=True):
             outputs = rows.get(id(layer), [])
             if call >= len(outputs):
-                raise ModelError(f"layer {index} of the target did not run, so there is nothing to tap")
+                raise ModelError(f"layer {index} of the target did not run, so it has no hidden states")
             parts.append(outputs[call])
         return parts
 
@@ -98,7 +98,7 @@ class Target:
         self.vocab_size = _table_shape(self._text.get("lm_head", table))[0]
         self._scales: dict[mx.Dtype, mx.array | None] = {}  # of embeddings, by the table's type; None: 1
 
-    def tap(self, ids: Sequence[int]) -> HiddenStateHooks:
+    def hook_layers(self, ids: Sequence[int]) -> HiddenStateHooks:
         """Hooks on layers; the caller closes them."""
         return HiddenStateHooks(self.model.layers, ids)
 

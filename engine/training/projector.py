@@ -58,7 +58,7 @@ def train_projector(
             weights, figures = Fit(recorder, switches, draw, progress).run()
         shapes = tuple(LayerShape(site.layer, *site.widths) for site in sites)
         digests = target.card.weights_sha256, card.weights_sha256
-        config = ProjectorConfig(*digests, features.taps, features.size, shapes)
+        config = ProjectorConfig(*digests, features.target_layers, features.size, shapes)
         projector = Projector(config)
         for layer, values in zip(projector.layers, weights, strict=True):
             layer.load_weights(list(values.items()))

@@ -134,7 +134,7 @@ class AttentionRecorder:
         self._counts = [len(each) for each in modules]
         flat = [module for each in modules for module in each]  # one that runs twice is named as often
         self._capture = HiddenStateHooks(flat, range(len(flat)))
-        self._hidden_states = target.tap(features.taps)
+        self._hidden_states = target.hook_layers(features.target_layers)
 
     def record(self, tokens: mx.array) -> RecordedTexts:
         """Run texts [S, T] from their beginning."""
