@@ -22,7 +22,7 @@ tested on any machine. Written by `python -m tools.demo_models evaluate`.
 - **target**: `gemma3_text`, 9 layers (sliding window 32, every third layer full), hidden 128, 4
   heads and 2 KV heads of 32, feed-forward 384, a tied head over 1,280 byte-level tokens; 1.94 M
   parameters. Digits and most names are single tokens. Stops at `<eos>` or `<end>`.
-- **drafter**: DFlash in the published checkpoint layout, 2 layers, hidden 128, hidden states of layers 1, 3,
+- **drafter**: DFlash in the published checkpoint layout, 2 layers, hidden 128, taps of layers 1, 3,
   5 and 8, trained with blocks of 4, 8 and 16. Its input is the target's own scaled embedding
   (11.3125 times the token table's rows); `input_embedding_scale` is 1 on top of that.
 - **proposer**: a masked diffusion model in the Qwen3 MDLM layout (`a2d-qwen3`), 5 layers, hidden
@@ -65,7 +65,7 @@ core, and was still learning. The recipe in the code is the last one, from the f
    about 45 % retrieval, 40 % programs, 15 % chat (the first rows are mostly retrieval). Digits of
    answers weigh five times.
 2. **Drafter**: the target continues training prompts greedily; the drafter learns those
-   continuations from the target's hidden states, anchored at random positions of code, retrieval and chat.
+   continuations from the target's taps, anchored at random positions of code, retrieval and chat.
 3. **Proposer** (`python -m tools.demo_models proposer`): likewise, from the tokens alone, on streams
    of its own; it starts from the target's token table. Blocks of 4, 8 and 16 behind a known token,
    half of them partly filled with the true tokens. Many blocks share one context at first, each
