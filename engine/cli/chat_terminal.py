@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal
@@ -71,17 +72,15 @@ class InputLines:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise PromptError(
-                f"character {error.start + 1} is no {sys.stdin.encoding} text; nothing was sent"
-            ) from None
+            odd = f"character {error.start + 1} is no {sys.stdin.encoding} text"
+            raise PromptError(f"{odd}; nothing was sent") from None
         return text if lines else None
 
     def _line(self, prompt: str) -> str | None:
         if self._editing:
-            try:
+            with suppress(EOFError):
                 return input(prompt)
-            except EOFError:
-                return None
+            return None
         if self.terminal:
             click.echo(prompt, nl=False, err=True)
         line = sys.stdin.readline()
@@ -264,10 +263,9 @@ class ChatLoop:
     def _obey(self, text: str) -> None:
         name, _, argument = (part.strip() for part in text.removeprefix("/").partition(" "))
         if name not in COMMANDS:
-            raise ConfigurationError(
-                f"there is no command {ascii(text.split(maxsplit=1)[0])[:100]}; /help lists them, and // "
-                "begins a line with a slash"
-            )
+            command = ascii(text.split(maxsplit=1)[0])[:100]
+            remedy = "/help lists them, and // begins a line with a slash"
+            raise ConfigurationError(f"there is no command {command}; {remedy}")
         takes, _ = COMMANDS[name]
         if not takes and argument:
             raise ConfigurationError(f"/{name} takes nothing behind it, not {ascii(argument)[:100]}")

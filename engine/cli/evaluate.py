@@ -68,7 +68,6 @@ def recall(**values: Any) -> None:
     \b
     Examples:
       kakeya_engine eval recall --report recall.json
-      kakeya_engine eval recall --limit 10 --min-recall 0.9 --json
       kakeya_engine eval recall --context 480 --depths 0,0.5,1 --per-depth 10 --seed 3
       kakeya_engine eval recall --chat --thinking off --model ~/models/qwen3-4b
       kakeya_engine eval recall --kv sink-window:4,64 --context 480
@@ -127,12 +126,9 @@ def kv(**values: Any) -> None:
     from engine.evaluation.kv import DEPTHS, POLICIES, KVSwitches, measure_kv, open_shootout, settled
 
     values["seed"] = seed_of(values["seed"], call.request)
-    switches = KVSwitches(
-        policies=POLICIES if policies is None else tuple(policies.split()),
-        haystack=haystack.with_defaults(depths=DEPTHS),
-        chat=call.chat,
-        **values,
-    )
+    chosen = POLICIES if policies is None else tuple(policies.split())
+    haystack = haystack.with_defaults(depths=DEPTHS)
+    switches = KVSwitches(policies=chosen, haystack=haystack, chat=call.chat, **values)
     switches.check()
     measure = partial(measure_kv, open_shootout(settled(call.options)), switches)
     call.run(measure, kv_table, policies=kv_figures, recall_by_depth=depth_figures)
@@ -150,7 +146,6 @@ def quality(**values: Any) -> None:
     Examples:
       kakeya_engine eval quality --report quality.json
       kakeya_engine eval quality --kv affine:4,64 --claim match --min-match 0.5
-      kakeya_engine eval quality --kv sink-window:4,1024 --claim identity
       kakeya_engine eval quality --prompts chat --drafter prompt-lookup --json
     """  # noqa: D301 - click wants the character itself
     call = EvaluationCall(values)

@@ -21,7 +21,6 @@ Table = Callable[[Document], None]
 
 
 def claim_option(help_text: str, *choices: str) -> Callable[[F], F]:
-    """--claim, of auto, these and none."""
     return option("--claim", help_text, "auto", type=click.Choice(["auto", *choices, "none"]))
 
 
@@ -48,7 +47,6 @@ common_options = group(
 
 
 def haystack_options(context: str, depths: str, per_depth: str) -> Callable[[F], F]:
-    """--context, --depths and --per-depth with these help texts."""
     return group(
         option("--context", context, type=int, metavar="N"),
         option("--depths", depths, metavar="LIST", callback=_depths),
@@ -64,7 +62,6 @@ def _depths(_context: click.Context, _parameter: click.Parameter, text: str | No
 
 
 def seed_option(what: str) -> Callable[[F], F]:
-    """--seed of generated prompts."""
     text = f"{what} [default: nonce, made from --request-nonce; 0 without a request]."
     return option("--seed", text, metavar="N", callback=_seed)
 
@@ -85,7 +82,6 @@ def seed_of(given: int | None, request: Any) -> int:
 
 
 def take_journal(values: dict[str, Any], report: Path | None) -> Any:
-    """Take an `engine.evaluation.journal.Journal` out of ``values``."""
     from engine.evaluation.journal import Journal
 
     path, resume = values.pop("journal"), values.pop("resume")
@@ -103,7 +99,6 @@ def take_journal(values: dict[str, Any], report: Path | None) -> Any:
 
 
 def take_haystack(values: dict[str, Any]) -> Any:
-    """Take an `engine.evaluation.haystack.Haystack` out of ``values``."""
     from engine.evaluation.haystack import Haystack
 
     return Haystack(*(values.pop(name) for name in ("context", "depths", "per_depth")))
@@ -139,15 +134,11 @@ class EvaluationCall:
             conclude(report.document, stored, None if self._as_json else table, **more)
         except BaseException:
             if journal.close():
-                click.echo(
-                    f"kakeya_engine: finished rows are kept in {journal.path}; "
-                    "the same command goes on from there",
-                    err=True,
-                )
+                kept = f"finished rows are kept in {journal.path}; the same command goes on from there"
+                click.echo(f"kakeya_engine: {kept}", err=True)
             raise
 
     def run_set(self, measure: Callable[..., Any], switches: Any, table: Table, **more: Any) -> None:
-        """The same for an evaluation over a set of prompts."""
         from engine.config import open_engine
         from engine.evaluation.prompts import load_prompts
 

@@ -31,12 +31,10 @@ def option(
 
 
 def flag(name: str, help_text: str, *, dest: str | None = None) -> Callable[[F], F]:
-    """An option without a value."""
     return option(name, help_text, dest=dest, is_flag=True)
 
 
 def several(name: str, help_text: str, **more: Any) -> Callable[[F], F]:
-    """An option that may be given several times."""
     return option(name, f"{help_text} (several times)", multiple=True, **more)
 
 

@@ -17,7 +17,6 @@ KEY_VARIABLE = "KAKEYA_API_KEY"
 
 
 def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None) -> int | None:
-    """Bytes of a number of MiB."""
     if mib is not None and not math.isfinite(mib):
         raise ConfigurationError(f"{parameter.opts[0]} must be a number of MiB, not {mib}")
     return None if mib is None else int(mib * 2**20)

@@ -57,7 +57,6 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
         click.echo(json.dumps(document, allow_nan=False))
     else:
         verification_table(document)
-    if not found.confirmed:
-        places = found.refuted_rows
+    if places := found.refuted_rows:
         more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
         raise EngineError(f"{report} is refuted: {', '.join(places[:SHOWN])}{more}")

@@ -82,7 +82,6 @@ def check_set(arm: Arm, prompts: Mapping[str, EncodedPrompt]) -> Iterator[Replay
 def check_row(
     target: LoadedTarget, stop_texts: Sequence[str], arm: Arm, row: Sample, asked: EncodedPrompt
 ) -> Iterator[ReplayFinding]:
-    """Find what of a row does not follow from its prompt and its tokens."""
     where, prompt, tokenizer = name_of(arm, row), asked.prompt, target.tokenizer
     said = row.model_dump(exclude={"rounds", "tokens"}) | {"tokens": len(row.tokens)}
 

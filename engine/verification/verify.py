@@ -71,9 +71,7 @@ def verify(
 ) -> record.Verification:
     """Replay a report; return the record, whose verdict says whether anything was found.
 
-    Raises:
-        ConfigurationError: the report, its models or prompts are not at hand, or its configuration cannot be
-            followed.
+    ConfigurationError: the report, models or prompts are not at hand, or its switches cannot be followed.
     """
     report, sha256 = inputs.read_report(path)
     watch, started, source = LoadWatch(), stamp(now()), report.environment.git.source_sha256
@@ -177,8 +175,6 @@ class _Row:
 
 
 class _Replayer:
-    """One replay, and what it finds."""
-
     def __init__(
         self,
         report: Report,
@@ -201,7 +197,6 @@ class _Replayer:
 
     @property
     def cards(self) -> dict[str, Model]:
-        """The models that ran."""
         return {role: card for engine in self._engines.values() for role, card in cards_of(engine).items()}
 
     def run(self) -> list[record.ReplayedRow]:
