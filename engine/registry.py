@@ -72,7 +72,7 @@ FETCHED = [
     "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
 ]  # fmt: skip
 
-# Name, policy, description. Restored policies have no channel: they need a projector, and bound nothing.
+# Name, policy, description.
 _BUILT_IN = """
 native               native                 all that the model can see, as it is
 full-kv              full-kv                sliding layers keep all positions, to go on from any of them
@@ -136,11 +136,21 @@ class _Table(BaseModel, extra="forbid", strict=True, frozen=True):
     """A table of the file."""
 
 
+def _channel_policy(text: str) -> KVPolicy:
+    policy = parse_policy(text)
+    if policy.source is not None:
+        raise ConfigurationError(
+            f"{text!r} is no policy of a channel: the server restores nothing; give another policy here, and "
+            "restored ones to generate and eval"
+        )
+    return policy
+
+
 class Channel(_Table):
     """A KV policy under a name for ids; a policy that a request spells out is its own name."""
 
     name: str = ""
-    policy: Annotated[KVPolicy, _by(parse_policy, keep=False)] = Field(alias="kv")
+    policy: Annotated[KVPolicy, _by(_channel_policy, keep=False)] = Field(alias="kv")
     description: str = ""
 
 

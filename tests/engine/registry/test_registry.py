@@ -264,6 +264,10 @@ def test_a_file_defines_channels_for_the_models_that_list_them_or_list_none(tmp_
         ("[channels.fine]\n", "channels.fine: lacks 'kv'"),
         ('[channels.fine]\nkv = "native"\nbits = 8', "channels.fine: unknown field 'bits'"),
         ('[channels."a:b"]\nkv = "native"', "channels.a:b"),
+        (
+            '[channels.r]\nkv = "restored:exact:4,64"',
+            "channels.r.kv: 'restored:exact:4,64' is no policy of a",
+        ),
         ('[channels.affine8]\nkv = "affine:4,64"', "channels: affine8 is built in; choose another name"),
         (
             '[requests]\nkv = ["restored:exact"]',
