@@ -400,7 +400,7 @@ class Registry:
         if name in entry.channels:
             return entry.channels[name]
         offers = f"it offers {', '.join(entry.channels)}"
-        if ":" in name and len(name) <= LONGEST_POLICY:
+        if self.spells_policy(name):
             try:
                 policy = parse_policy(name)
             except ConfigurationError as error:
@@ -415,6 +415,11 @@ class Registry:
         if name not in self.channels:
             raise UnknownModel(f"there is no KV channel {_shown(name)}; there are {', '.join(self.channels)}")
         raise ConfigurationError(f"the model {entry.name} does not offer the KV channel {name}; {offers}")
+
+    def spells_policy(self, text: str) -> bool:
+        """Whether a request's text is read as a policy: it has parameters, or needs none of a range's."""
+        kinds = {each.low.kind for each in self.requests} - (self.channels.keys() - CHANNELS.keys())
+        return (":" in text or text.partition("@")[0] in kinds) and len(text) <= LONGEST_POLICY
 
     def ids(self) -> list[str]:
         """Each name, and after it the name with each of its channels."""

@@ -324,6 +324,31 @@ def test_policies_beyond_the_ranges_are_refused_with_what_is_allowed(tmp_path: P
         registry.resolve("one", text)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "asked", "spec"),
+    [
+        ("full-kv", "full-kv", "full-kv"),
+        ("affine:2..8,64", "affine", "affine:4,64@all"),
+        ("lattice:e8,38@inner:0..2", "lattice@inner:1", "lattice:e8,38@inner:1"),
+    ],
+)
+def test_policies_without_parameters_are_found_in_the_ranges(
+    tmp_path: Path, allowed: str, asked: str, spec: str
+):
+    registry = Registry.load(write(tmp_path, f'{MINIMAL}[requests]\nkv = ["{allowed}"]\n'))
+    for request in ((f"one@{asked}", None), ("one", asked)):
+        assert registry.resolve(*request)[1].policy.spec == spec
+    with pytest.raises(ConfigurationError, match="does not offer the KV channel sink-window-256"):
+        registry.resolve("one", "sink-window-256")
+
+
+def test_a_channel_of_the_file_is_never_read_as_a_policy(tmp_path: Path):
+    text = f'{MINIMAL}channels = ["native"]\n[channels.affine]\nkv = "affine:8,32"\n'
+    registry = Registry.load(write(tmp_path, f'{text}[requests]\nkv = ["affine:2..8,64"]\n'))
+    with pytest.raises(ConfigurationError, match="does not offer the KV channel affine"):
+        registry.resolve("one", "affine")
+
+
 def test_without_ranges_no_policy_may_be_spelt_out(tmp_path: Path):
     registry = Registry.load(write(tmp_path, MINIMAL))
     with pytest.raises(ConfigurationError, match="requests may ask for none"):

@@ -21,7 +21,10 @@ default = "demo"
 [channels.fine]
 kv = "lattice:e8,152@inner:1"
 [requests]
-kv = ["lattice:e8,8..64@inner:0..4", "affine:4..8,32..128", "affine:8,64@0..40", "sink-window:0..8,64..512"]
+kv = [
+  "lattice:e8,8..64@inner:0..4", "affine:4..8,32..128", "affine:8,64@0..40", "sink-window:0..8,64..512",
+  "full-kv",
+]
 [models.demo]
 summary = "the shipped pair"
 target = "shipped"
@@ -63,6 +66,8 @@ def provenance(raw_server: RawServer, **fields: Any) -> dict[str, Any]:
         ({"kv_channel": "affine:8,64@3"}, "affine:8,64@3", 1),
         ({"model": "demo@lattice:e8,64@inner:4"}, "lattice:e8,64@inner:4", 1),
         ({"kv_channel": "sink-window:4,512"}, "sink-window:4,512@all", 0),
+        ({"kv_channel": "full-kv"}, "full-kv", 0),
+        ({"model": "demo@full-kv"}, "full-kv", 0),
     ],
 )
 def test_a_policy_within_the_bounds_is_used(
