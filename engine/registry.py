@@ -32,7 +32,7 @@ from engine.cache.transaction import members_of, new_caches
 from engine.config import Options, parse_block
 from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import WITH_LOOKUP, read_spec
+from engine.drafters.registry import WITH_LOOKUP, read_spec, split_policy
 from engine.errors import (
     ConfigurationError,
     DrafterMismatchError,
@@ -545,10 +545,17 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
     if source.shipped:
         return str(SHIPPED_TARGET if part == "target" else SHIPPED_DRAFTER)
     if source.path is not None:
+        folder = Path(split_policy(source.path)[0])
+        if part == "target" or folder.is_absolute():  # of a drafter, any text of --drafter
+            try:
+                require_folder(folder)
+            except ModelError as error:
+                text = f"the {part} of the model {entry.name} is not on this machine: {error}"
+                raise ModelNotHere(text) from None
         return source.path
     tried = places.of(source)
-    if (folder := _first(tried)) is not None:
-        return str(folder)
+    if (found := _first(tried)) is not None:
+        return str(found)
     fetching = ", or let the server fetch it with --download" if source.hub else ""
     raise ModelNotHere(
         f"the {part} of the model {entry.name} is not on this machine; looked at: "
