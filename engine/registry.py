@@ -508,6 +508,12 @@ class Located:
         own = {name: getattr(entry, name) for name in ("block", "dtype", "quantize")}
         return Options(model=self.target, drafter=self.drafter or "none", kv=channel.policy.spec, **own)
 
+    @property
+    def external(self) -> tuple[Path | None, int | None]:
+        """The drafter's folder and the block for the entry's external engine; look-ups are ours alone."""
+        folder = (self.drafter or "").removeprefix(WITH_LOOKUP)
+        return Path(folder) if folder else None, parse_block(self.entry.block)
+
 
 def variable_of(folder: str) -> str:
     """The variable of the environment that may name the folder of a model."""

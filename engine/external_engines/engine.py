@@ -105,8 +105,7 @@ def handed_over(strategy: str, entry: LoopEntry, model: Any, caches: list[Any]) 
 
 def models_of(model: Any) -> list[Any]:
     """A model and the text model inside it, where it has one: some engines ask that."""
-    inner = getattr(model, "language_model", None)
-    return [model] if inner is None else [model, inner]
+    return [each for each in (model, getattr(model, "language_model", None)) if each is not None]
 
 
 def positions_in(cache: Any) -> int | None:
@@ -156,7 +155,6 @@ class ModelState:
             before()
 
     def _remember(self) -> Callable[[], None]:
-        """Return what restores the present state."""
         classes = [(kind, dict(vars(kind))) for kind in self._classes]
         dicts = [(each, dict(each)) for root in self._roots for each in (root, vars(root))]
         lists = [(v, list(v)) for root in self._roots for v in root.values() if isinstance(v, list)]
@@ -251,11 +249,10 @@ class ExternalEngine:
         caches[:] = [] if own else policy.new_caches(self._model, self._block)
 
         def steps() -> Generator[int]:
-            with ExitStack() as until_first:
-                handed = handed_over(self.strategy, self._entry, self._model, caches)
-                keywords = until_first.enter_context(handed)
+            with ExitStack() as handing:  # until the first token
+                keywords = handing.enter_context(handed_over(self.strategy, self._entry, self._model, caches))
                 for token in self._loop(list(prompt), limit, counts, **keywords):
-                    until_first.close()
+                    handing.close()
                     yield token
 
         running = steps()
