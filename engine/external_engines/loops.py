@@ -42,15 +42,15 @@ def open_speculative(target: LoadedTarget, drafter: Path, block: int | None) -> 
     refuse_mismatch("vocabulary", small.vocab_size, target.target.vocab_size)
 
     def steps(prompt: list[int], limit: int, counts: DraftCounts, **caches: Any) -> Generator[int]:
-        own, given = new_caches(small.model, block), caches.get("prompt_cache")
+        counts.caches, given = new_caches(small.model, block), caches.get("prompt_cache")
         # It splits one list after as many as the target has layers; layers that share keys have fewer caches.
         if given is not None and len(given) != len(model.layers):
             raise GenerationError(f"mlx-lm wants {len(model.layers)} caches, one a layer, not {len(given)}")
         sizes: Any = {"num_draft_tokens": block - 1, "max_tokens": limit}
-        both = given and [*given, *own]
+        both = given and [*given, *counts.caches]
         rounds = speculative_generate_step(mx.array(prompt), model, small.model, prompt_cache=both, **sizes)
         drafted = False  # the token before; a round ends with one of the target's
-        with replaced(small.model, "make_cache", lambda: own):
+        with replaced(small.model, "make_cache", lambda: counts.caches):
             first = list(islice(rounds, 1))
         for token, _, from_draft in chain(first, rounds):
             counts.rounds += not drafted

@@ -283,8 +283,9 @@ class CompletionResponse(Response):
         record, how = self._record, builder.provenance(ended)
         record.completion_tokens, record.cached_tokens = len(builder.tokens), ended.cached_tokens
         record.drafter, record.finish = how.drafter, builder.finish(ended)
-        record.drafted, record.accepted = how.drafted or 0, how.accepted
         record.verify_rounds = how.verify_rounds
+        if how.drafted is not None:  # accepted drafts are counted as a part of those
+            record.drafted, record.accepted = how.drafted, how.accepted
         if self._log_content:
             answer = builder.parsed.content
             record.content = {"request": self._request.model_dump_json(), "answer": answer}
