@@ -32,7 +32,7 @@ from engine.cache.transaction import members_of, new_caches
 from engine.config import Options, parse_block
 from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import WITH_LOOKUP, read_spec, split_policy
+from engine.drafters.registry import POLICY_MARK, WITH_LOOKUP, drafter_policy, read_spec, split_policy
 from engine.errors import (
     ConfigurationError,
     DrafterMismatchError,
@@ -170,6 +170,7 @@ class Source(_Table):
     hub: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
     revision: str | None = Field(None, pattern="^[0-9a-f]{40}$")
     lookups: bool = False  # of a drafter: prompt look-ups draft too, where they fare better
+    kv: Annotated[str, _by(drafter_policy)] | None = None  # of a drafter's keys and values
 
     @model_validator(mode="after")
     def _is_one(self) -> "Source":
@@ -177,6 +178,8 @@ class Source(_Table):
             raise ValueError('must be "shipped", or have one of path and folder')
         if (self.hub and not self.folder) or (self.revision and not self.hub):
             raise ValueError("hub needs folder, and revision needs hub; add it")
+        if self.kv and POLICY_MARK in (self.path or ""):
+            raise ValueError(f"kv is {self.kv}, and path {self.path} says it too; give one of them")
         return self
 
     def __str__(self) -> str:
@@ -189,6 +192,8 @@ def _source(value: Any, info: ValidationInfo) -> Any:
             return {"shipped": True}
         case str() if info.field_name == "drafter" and re.fullmatch("prompt-lookup(:[0-9]{1,9})?", value):
             return {"path": value}
+        case {"kv": kv} if info.field_name == "target":
+            raise ValueError(f"kv {_shown(kv)} is of drafters; name the policies of a target in its channels")
         case {"path": str(path)}:
             folder = os.path.expanduser(path)  # leaves users that it does not know as they are
             if not folder.startswith("/"):
@@ -339,10 +344,16 @@ class Registry:
                 )
             if entry.drafter is None and (drafter or entry.block not in ("auto", "1")):
                 raise ConfigurationError(f"{where}: block and facts.drafter need a drafter; there is none")
+            if entry.engine and entry.drafter and (entry.drafter.kv or POLICY_MARK in str(entry.drafter)):
+                raise ConfigurationError(
+                    f"{where}: the engine {entry.engine} keeps its drafter's keys and values itself, not as "
+                    f"{entry.drafter.kv or entry.drafter}; leave kv out"
+                )
             for source in (entry.target, entry.drafter):
                 if source is None or source.folder is None:
                     continue
-                variable, place = variable_of(source.folder), source.model_copy(update={"lookups": False})
+                place = source.model_copy(update={"lookups": False, "kv": None})
+                variable = variable_of(source.folder)
                 if (other := places.setdefault(variable, place)) != place:
                     raise ConfigurationError(
                         f"{other} and {source} would both be looked for in {variable}; "
@@ -526,6 +537,8 @@ def locate(entry: ModelEntry, places: Places) -> Located:
     if entry.drafter is None:
         return Located(entry, target, None)
     drafter = _found(entry, "drafter", entry.drafter, places)
+    if entry.drafter.kv:
+        drafter += f"{POLICY_MARK}{entry.drafter.kv}"
     return Located(entry, target, f"{WITH_LOOKUP}{drafter}" if entry.lookups else drafter)
 
 

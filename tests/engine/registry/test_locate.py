@@ -99,6 +99,18 @@ def test_look_ups_are_added_to_a_drafter_where_the_entry_says(tmp_path: Path):
     assert locate(both, places(tmp_path)).drafter == f"prompt-lookup+{drafter}"
 
 
+@pytest.mark.parametrize("lookups", [False, True])
+def test_a_drafters_own_policy_is_handed_on_with_it(tmp_path: Path, lookups: bool):
+    cached(tmp_path, "Owner/M-4B")
+    folder(tmp_path, "home", "kakeya-models", "d")
+    for source in (PAIR.drafter, at(tmp_path), SHIPPED):
+        drafter = source.model_copy(update={"kv": "affine:8,64", "lookups": lookups or source.shipped})
+        with_policy = model_of(PAIR.target, drafter, "pair")
+        without = model_of(PAIR.target, drafter.model_copy(update={"kv": None}), "pair")
+        alone = locate(without, places(tmp_path)).drafter
+        assert locate(with_policy, places(tmp_path)).drafter == f"{alone}?kv=affine:8,64"
+
+
 def test_a_named_revision_is_no_other(tmp_path: Path):
     cached(tmp_path, "Owner/M-4B")
     entry = model_of(published("m", "Owner/M-4B", "f" * 40), name="m")

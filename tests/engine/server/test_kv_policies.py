@@ -30,6 +30,10 @@ summary = "the shipped pair"
 target = "shipped"
 drafter = "shipped"
 channels = ["native", "rotated4", "fine"]
+[models.coded]
+summary = "… whose drafter keeps codes"
+target = "shipped"
+drafter = { shipped = true, kv = "affine:8,32" }
 """
 CLOSED = OPEN[: OPEN.index("[requests]")] + OPEN[OPEN.index("[models.demo]") :]
 PROMPT = "class BaseProject:"
@@ -111,6 +115,12 @@ def test_other_policies_are_refused_with_those_allowed(
     assert len(error["message"]) < 1000
     for text in says:
         assert text in error["message"]
+
+
+def test_a_drafters_own_policy_is_that_of_the_registry(served: RawServer):
+    plain, coded = provenance(served, max_tokens=24), provenance(served, model="coded", max_tokens=24)
+    assert (coded["drafter"], coded["kv_policy"]) == (plain["drafter"], "native")
+    assert 0 < coded["drafter_resident_bytes"] < plain["drafter_resident_bytes"]
 
 
 def test_an_id_and_a_field_that_differ_are_refused(served: RawServer):
