@@ -335,5 +335,7 @@ class ChatLoop:
         if told:
             why = f" ({told[-1].why_off})" if told[-1].why_off else ""
             lines.append(f"drafter: {told[-1].drafter or 'none'}{why}")
-            lines.append(f"keys and values, the drafter's too: {told[-1].resident_bytes:,} bytes")
+            held = told[-1].resident_bytes
+            size = f"the engine {told[-1].engine} does not tell" if held is None else f"{held:,} bytes"
+            lines.append(f"keys and values, the drafter's too: {size}")
         self._screen.say("\n".join(lines))

@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.cache.policy import KVPolicy
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
-from engine.drafters.registry import WITH_LOOKUP, open_drafter
+from engine.drafters.registry import open_drafter
 from engine.errors import ConfigurationError, ModelError
 from engine.external_engines.engine import ExternalEngine
 from engine.external_engines.loops import open_external_engine
@@ -119,10 +119,7 @@ class LoadedModel:
         target = load_target(located.target, entry.dtype, entry.quantize)
         fit_threads(target.target.hidden_size)
         if entry.engine is not None:
-            spec = (located.drafter or "").removeprefix(WITH_LOOKUP)  # its look-ups are ours alone
-            block = None if entry.block == "auto" else int(entry.block)
-            external = open_external_engine(entry.engine, target, Path(spec) if spec else None, block)
-            return cls(located, target, external)
+            return cls(located, target, open_external_engine(entry.engine, target, *located.external))
         model = cls(located, target)
         model.drafter("default")
         return model
