@@ -71,7 +71,6 @@ FETCHED = [
     "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
 ]  # fmt: skip
 
-# Name, policy, description.
 _BUILT_IN = """
 native               native                 all that the model can see, as it is
 full-kv              full-kv                sliding layers keep all positions, to go on from any of them
@@ -138,10 +137,7 @@ class _Table(BaseModel, extra="forbid", strict=True, frozen=True):
 def _channel_policy(text: str) -> KVPolicy:
     policy = parse_policy(text)
     if policy.source is not None:
-        raise ConfigurationError(
-            f"{text!r} is no policy of a channel: the server restores nothing; give another policy here, and "
-            "restored ones to generate and eval"
-        )
+        raise ConfigurationError(f"{text!r} is a policy of generate and eval, not of channels; give another")
     return policy
 
 

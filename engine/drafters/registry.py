@@ -58,7 +58,11 @@ def drafter_policy(text: str) -> KVPolicy:
 
 def split_policy(spec: str, policy: KVPolicy = NATIVE) -> tuple[str, KVPolicy]:
     rest, mark, text = spec.partition(POLICY_MARK)
-    return (rest, drafter_policy(text)) if mark else (spec, policy)
+    if mark and policy != NATIVE:
+        raise ConfigurationError(
+            f"--drafter {spec} and --drafter-kv {policy.spec} name two policies; give one"
+        )
+    return rest, drafter_policy(text) if mark else policy
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def open_drafter(
 ) -> LoadedDrafter:
     """Load what a ``--drafter`` text names (see the top of this file) and bind it to a target.
 
-    ``policy`` is of the drafter's own keys and values, where the text does not say. Raises as `read_spec`,
+    ``policy`` is of the drafter's own keys and values; the text may say it instead. Raises as `read_spec`,
     and DrafterMismatchError where the drafter was made for another target.
     """
     asked = read_spec(spec, policy)

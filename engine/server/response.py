@@ -18,10 +18,7 @@ from engine.server.sessions import LoadedModel
 from engine.stops import Stops
 
 # of `DecodeFinished`, told as they are
-FACTS = (
-    "engine", "fallback_from", "drafter", "block", "why_off", "cached_tokens", "cache_strategy",
-    "resident_bytes", "drafter_resident_bytes",
-)  # fmt: skip
+FACTS = ("engine", "fallback_from", "drafter", "block", "why_off", "cached_tokens", "cache_strategy")
 
 
 class ResponseBuilder(ABC):
@@ -134,13 +131,8 @@ class ResponseBuilder(ABC):
         counts = ended.external_counts or DraftCounts(len(verified), sum(each.accepted for each in verified))
         decoded, length = len(self.tokens) - 1, counts.acceptance_length
         ours = ended.cache_strategy is None
-        told: dict[str, int | None] = {
-            "plain_steps": len(outcome.rounds) - len(verified) if ours else decoded,
-            "drafted": sum(each.block - 1 for each in verified),
-            "drafter_forwards": outcome.drafter_forwards,
-        }
-        if ended.external_counts is not None:  # it tells rounds and accepted drafts alone
-            told = dict.fromkeys(told)
+        plain = len(outcome.rounds) - len(verified) if ours else decoded
+        untold = ended.external_counts is not None  # it tells rounds and accepted drafts alone
         speed = round(decoded / outcome.decode_s, 3) if outcome.decode_s > 0 and decoded else None
         asked: dict[str, Any] = {}
         if self._request.return_token_ids:
@@ -157,15 +149,19 @@ class ResponseBuilder(ABC):
             kv_channel=self.decoded.channel.name,
             kv_policy=self.decoded.channel.policy.spec,
             **{name: getattr(ended, name) for name in FACTS},
-            **told,
             speculation=counts.rounds > 0,
             verify_rounds=counts.rounds,
+            plain_steps=None if untold else plain,
+            drafted=None if untold else sum(each.block - 1 for each in verified),
             accepted=counts.accepted,
             acceptance_length=length if length is None else round(length, 4),
+            drafter_forwards=None if untold else outcome.drafter_forwards,
             queue_s=round(ended.queue_s, 6),
             prefill_s=round(outcome.prefill_s, 6),
             decode_s=round(outcome.decode_s, 6),
             decode_tokens_per_s=speed,
+            resident_bytes=ended.resident_bytes,
+            drafter_resident_bytes=ended.drafter_resident_bytes,
             cache_classes=dict(outcome.cache_classes),
             **asked,
         )

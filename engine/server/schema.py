@@ -405,9 +405,7 @@ class Provenance(Reply):
     prefill_s: float = Field(description="From there to the first token.")
     decode_s: float = Field(description="From the first token to the last.")
     decode_tokens_per_s: float | None = Field(description="Null for a single token.")
-    resident_bytes: int | None = Field(
-        description=f"What the target's caches and the drafter hold at the end. {UNSEEN}"
-    )
+    resident_bytes: int | None = Field(description=f"What target and drafter hold at the end. {UNSEEN}")
     drafter_resident_bytes: int | None = Field(description=f"The drafter's part of resident_bytes. {UNSEEN}")
     cache_classes: dict[str, int] = Field(description="Classes of the layers' caches, with their counts.")
     cache_strategy: str | None = _omitted("How an external engine was given the channel's caches.")

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from engine.cache.policy import KVPolicy
@@ -27,7 +27,6 @@ from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
 
 logger = logging.getLogger(__name__)
 LOOKUP = "prompt-lookup"
-MOST_CHECKED = 256  # policies, because requests may spell out any number of them
 LIKENESS = 0.5  # share of a session's tokens that a prompt must begin with to take it while others fit
 
 
@@ -110,7 +109,6 @@ class LoadedModel:
     target: LoadedTarget
     external: ExternalEngine | None = None  # decodes it; None for our engine
     _drafters: dict[str, LoadedDrafter | None] = field(default_factory=dict)  # by the request's word
-    _checked: set[str] = field(default_factory=set)  # KV policies that go with the model
 
     @classmethod
     def load(cls, located: Located) -> "LoadedModel":
@@ -191,12 +189,10 @@ class LoadedModel:
             raise invalid("block", f"block {block} is more than {most}, twice what this drafter was made for")
         return obstacle
 
-    def _check_policy(self, policy: KVPolicy) -> None:
-        if policy.spec not in self._checked:
-            refuse_policy(self.target.target.model, policy)
-            if len(self._checked) >= MOST_CHECKED:
-                self._checked.clear()
-            self._checked.add(policy.spec)
+    @cached_property
+    def _check_policy(self) -> Callable[[KVPolicy], None]:
+        """Requests may spell out any number of policies."""
+        return lru_cache(256)(partial(refuse_policy, self.target.target.model))
 
     def why_off(self, request: DecodeRequest) -> str | None:
         if request.drafter == "none":

@@ -287,7 +287,7 @@ def test_a_file_defines_channels_for_the_models_that_list_them_or_list_none(tmp_
         ('[channels."a:b"]\nkv = "native"', "channels.a:b"),
         (
             '[channels.r]\nkv = "restored:exact:4,64"',
-            "channels.r.kv: 'restored:exact:4,64' is no policy of a",
+            "channels.r.kv: 'restored:exact:4,64' is a policy of generate and eval, not",
         ),
         ('[channels.affine8]\nkv = "affine:4,64"', "channels: affine8 is built in; choose another name"),
         (
