@@ -30,7 +30,6 @@ from pydantic import (
 from engine.cache.policy import CODES, KVPolicy, parse_policy
 from engine.cache.transaction import members_of, new_caches
 from engine.config import Options, parse_block
-from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.registry import WITH_LOOKUP, read_spec
 from engine.errors import (
@@ -209,7 +208,7 @@ class DrafterFacts(_Table):
     hidden_size: Size | None = None
     layers: Size | None = None
     vocab_size: Size | None = None
-    taps: tuple[Index, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
+    target_layers: tuple[Index, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
     mask_token: Index | None = None
     block: Size | None = None  # tokens of a block it was made for
 
@@ -391,10 +390,7 @@ class Registry:
             return entry.channels[name]
         offers = f"it offers {', '.join(entry.channels)}"
         if ":" in name and len(name) <= LONGEST_POLICY:
-            try:
-                policy = parse_policy(name)
-            except ConfigurationError as error:
-                raise ConfigurationError(str(error).replace("--kv", "KV policy", 1)) from None
+            policy = parse_policy(name, "KV policy")
             if any(policy in each for each in self.requests):
                 return Channel.model_validate({"name": policy.spec, "kv": policy.spec})
             ranges = ", ".join(each.text for each in self.requests) or "none"
@@ -502,9 +498,7 @@ def variable_of(folder: str) -> str:
 def locate(entry: ModelEntry, places: Places) -> Located:
     """Find the files of an entry, without the network; ModelNotHere if a part is in none of its places."""
     target = Path(_found(entry, "target", entry.target, places))
-    if entry.drafter is None:
-        return Located(entry, target, None)
-    drafter = _found(entry, "drafter", entry.drafter, places)
+    drafter = _found(entry, "drafter", entry.drafter, places) if entry.drafter else None
     return Located(entry, target, f"{WITH_LOOKUP}{drafter}" if entry.lookups else drafter)
 
 
@@ -565,15 +559,14 @@ def drafter_facts(spec: str) -> DrafterFacts | None:
     asked = read_spec(spec)
     if asked.kind == PromptLookup.name:
         return None
-    folder = split_spec(asked.argument)[0] if asked.kind == MaskedDiffusion.name else Path(asked.argument)
-    config = read_json(folder / "config.json")
+    config = read_json(asked.folder / "config.json")
     if asked.kind not in ("dflash", "dflash2"):
         size = text_part(config).get("vocab_size")
         return DrafterFacts(vocab_size=size if type(size) is int else None)
     read = DFlashConfig.from_dict(config)
     sizes = {"hidden_size": read.hidden_size, "layers": read.num_target_layers, "vocab_size": read.vocab_size}
     mask, block = read.mask_token_id, read.block_size
-    return DrafterFacts(**sizes, taps=read.target_layer_ids, mask_token=mask, block=block)
+    return DrafterFacts(**sizes, target_layers=read.target_layer_ids, mask_token=mask, block=block)
 
 
 def _unloaded(folder: Path) -> Any:
@@ -605,7 +598,7 @@ def _refuse_pair(target: TargetFacts, drafter: DrafterFacts | None, names: tuple
         )
         if ours not in (None, theirs)
     ]
-    if drafter.taps and (layer := max(drafter.taps)) >= target.layers:
+    if drafter.target_layers and (layer := max(drafter.target_layers)) >= target.layers:
         differing.append(f"it reads layer {layer} of a target with {target.layers} layers")
     if (drafter.mask_token or 0) >= target.vocab_size:
         differing.append(f"its mask is token {drafter.mask_token} of a vocabulary of {target.vocab_size}")
@@ -653,9 +646,7 @@ none is named, `{name}` is meant, and of each model its default channel, `native
 | model | what it is | target | drafter | channels |
 | --- | --- | --- | --- | --- |
 {models}
-A folder is looked for where its variable points (`{variable_of("qwen3-4b")}` for `qwen3-4b`; one that names \
-no folder is an error), then in `~/kakeya-models/`, then in the hub's cache. A folder that holds a target of \
-another shape than the registry says is refused, and so is a drafter for another target.
+Where a folder is looked for, and what is checked of it: [the server](../server.md).
 
 | channel | `--kv` | what it does |
 | --- | --- | --- |

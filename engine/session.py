@@ -52,7 +52,9 @@ class Session(AbstractContextManager["Session"]):
             self._restoration = restoration_for(restoration, target, self.caches)
             if self._restoration is not None:
                 opened.callback(self._restoration.close)
-            self._hooks = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
+            self._hooks = (
+                target.hook_layers(drafter.target_layers) if drafter and drafter.target_layers else None
+            )
             if self._hooks is not None:
                 opened.callback(self._hooks.close)
             ids = self._hooks.ids if self._hooks else ()

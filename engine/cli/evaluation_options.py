@@ -131,6 +131,9 @@ class EvaluationCall:
                 report = measure(self._runtime, progress=progress, request=self.request, journal=journal)
             stored = store(report, self._report_path)
             journal.remove()
+            if resumed := report.document["configuration"]["resumed"]:
+                total = len(report.document["order"])
+                click.echo(f"resumed: {resumed} of {total} rows were measured before", err=True)
             conclude(report.document, stored, None if self._as_json else table, **more)
         except BaseException:
             if journal.close():

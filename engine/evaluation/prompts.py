@@ -25,6 +25,7 @@ from evidence_format.text import BARE_SETS, MARKS, prompt_set, text_digest, with
 SHIPPED = Path(__file__).parent / "prompts"
 SHIPPED_SETS = ("code", "chat", "retrieval")
 FIELDS = {"id", "kind", "prompt", "messages", "answer", "needle", "depth", "instruction"}
+JSON_LINES = 'write one JSON object a line: {"id": "…", "prompt": "…"}'
 ROLES = ("system", "user", "assistant")
 LONGEST = 400  # characters of an id, a needle or an answer; no report holds longer ones
 SHOWN = 40  # characters of a text that a refusal quotes
@@ -154,7 +155,10 @@ def _read(file: Path) -> list[Prompt]:
             continue
         place = f"{file} line {number}"
         with wrap_errors(lambda reason: PromptError(f"{place}: {reason}")):  # noqa: B023 - used at once
-            row = json.loads(line)
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{error}; {JSON_LINES}") from None
             # no report, and no tokenizer, can hold a surrogate
             if half := re.search("[\ud800-\udfff]", json.dumps(row, ensure_ascii=False)):
                 raise ValueError(f"{half[0]!r} is half of a character, which is not valid Unicode")
@@ -166,7 +170,7 @@ def _read(file: Path) -> list[Prompt]:
 
 def _parse(row: Any, number: int) -> Prompt:
     if not isinstance(row, dict):
-        raise TypeError("not a JSON object")
+        raise TypeError(f"not a JSON object; {JSON_LINES}")
     row = _translated(row, number)
     if unknown := sorted(set(row) - FIELDS):
         raise ValueError(f"unknown fields {', '.join(unknown)}")

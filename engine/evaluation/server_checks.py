@@ -29,6 +29,7 @@ from engine.evaluation.server_client import (
     check_counts,
     whole_answer,
 )
+from engine.registry import SEPARATOR
 from engine.server import schema
 from engine.server.scheduler import STATS_S
 from engine.server.sessions import LoadedModel
@@ -121,10 +122,11 @@ def health(server: Examinee) -> None:
 
 
 def models(server: Examinee) -> None:
-    """/v1/models lists the model, and has a card of it."""
+    """/v1/models lists the model unless its id spells out a policy, and has a card of it."""
     reply = server.client.fetch("/v1/models")
     listed = [card.id for card in schema.ModelList.model_validate(reply.body).data]
-    if server.model_id not in listed:
+    is_spelled_out = server.model_id.partition(SEPARATOR)[2] not in server.model.entry.channels
+    if server.model_id not in listed and not is_spelled_out:
         raise ServerFault(f"/v1/models does not list {server.model_id}")
     if server.client.fetch(f"/v1/models/{server.model_id}").status != 200:
         raise ServerFault(f"/v1/models/{server.model_id} is not there")

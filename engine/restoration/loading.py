@@ -71,10 +71,10 @@ def load_learned(
     projector = Projector(config)
     loaders.fill_network(folder, files, projector, None)
     features = features_of(_drafter_folder(folder, config, drafter), target.target, dtype)[0]
-    if (features.taps, features.size) != (config.taps, config.features):
+    if (features.target_layers, features.size) != (config.target_layers, config.features):
         raise ModelError(
-            f"{folder / 'config.json'}: target_layer_ids {list(config.taps)} and feature_size "
-            f"{config.features} are not the drafter's {list(features.taps)} and {features.size}"
+            f"{folder / 'config.json'}: target_layer_ids {list(config.target_layers)} and feature_size "
+            f"{config.features} are not the drafter's {list(features.target_layers)} and {features.size}"
         )
     loaders.make_ready(folder, projector, loaders.dtype_of(dtype))
     return Learned(features, projector, card_of(folder, files, projector))

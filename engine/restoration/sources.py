@@ -105,7 +105,7 @@ class FromDrafter(Exact):
     def __init__(self, target: Target, sites: Sequence[Site], learned: Learned) -> None:
         self._features = learned.features
         self._projections = [learned.projector.of(site.layer) for site in sites]
-        self._hooks = target.tap(self._features.taps)
+        self._hooks = target.hook_layers(self._features.target_layers)
 
     def recorded(self, count: int) -> Rows:
         rows = self._hooks.take()

@@ -12,8 +12,9 @@ from typing import Any
 
 from mlx_lm.sample_utils import make_logits_processors
 
+from engine.acceptance import Processor
 from engine.cache.transaction import resident
-from engine.decode import Processor, Step
+from engine.decode import Step
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
 from engine.external_engines.engine import DraftCounts, ExternalEngine

@@ -273,6 +273,11 @@ def _named_or_given(name: str | None, given: Path | None, made: str) -> str:
     if name is not None and all(part in (*SHIPPED_SETS, made) for part in name.split(",")):
         return name
     if given is None:
-        why = "its prompt was typed" if name is None else f"its prompts are {name!r}, no shipped set"
-        raise ConfigurationError(f"the report alone cannot be replayed: {why}; give --prompts FILE")
+        why, line = f"its prompts are {name!r}, no shipped set", ""
+        if name is None:
+            why, line = "its prompt was typed", ', which holds {"id": "prompt", "prompt": "…"}'
+            line += ' or, of --chat, {"id": "prompt", "messages": [{"role": "user", "content": "…"}]}'
+        raise ConfigurationError(
+            f"the report cannot be replayed by itself ({why}); give the prompts with --prompts FILE{line}"
+        )
     return str(given)

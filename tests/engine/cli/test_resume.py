@@ -141,8 +141,10 @@ def test_rows_without_a_report_are_in_the_state_folder(
     assert len(list((state / "journals").iterdir())) == (1 if rows else 0)
     capsys.readouterr()
     assert run([*command, "--json"]) == 0
-    line = json.loads(capsys.readouterr().out)
-    assert json.loads(Path(line["report"]).read_text())["configuration"]["resumed"] == rows
+    out, err = capsys.readouterr()
+    assert json.loads(Path(json.loads(out)["report"]).read_text())["configuration"]["resumed"] == rows
+    said = f"resumed: {rows} of {3 * PROMPTS} rows were measured before\n"
+    assert err.count("resumed") == err.count(said) == (1 if rows else 0)
     assert not list((state / "journals").iterdir())
 
 

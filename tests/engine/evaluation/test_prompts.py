@@ -78,8 +78,12 @@ def test_prompts_for_different_names_carry_the_same_instruction(tmp_path: Path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{", "line 2"),
-        ("[]", "not a JSON object"),
+        ("{", 'line 2: Expecting .*; write one JSON object a line: {"id": "…", "prompt": "…"}$'),
+        (
+            "Tell me a story.",
+            'line 2: Expecting value.*; write one JSON object a line: {"id": "…", "prompt": "…"}$',
+        ),
+        ("[]", 'line 2: not a JSON object; write one JSON object a line: {"id": "…", "prompt": "…"}$'),
         ({"id": "x"}, "either prompt or messages"),
         ({"id": "x", "prompt": "a", "messages": []}, "either prompt or messages"),
         ({"id": "x", "prompt": "a", "promt": 1}, "unknown fields promt"),

@@ -96,8 +96,9 @@ def test_good_server_passes_and_claims_plain_decodings_output(
         ({"channel": "affine8"}, {"transport": "unix"}),
         ({"drafter": "none"}, {"chat": ChatSwitches(chat=True)}),
         ({}, {"block": "1"}),
+        ({"channel": "lattice:e8,10"}, {}),
     ],
-    ids=["window", "codes-over-a-unix-socket", "no-drafter-as-conversations", "plain-steps"],
+    ids=["window", "codes-over-a-unix-socket", "no-drafter-as-conversations", "plain-steps", "spelled-out"],
 )
 def test_output_of_a_lossy_channel_is_recorded_not_claimed(
     tmp_path: Path,
@@ -106,8 +107,8 @@ def test_output_of_a_lossy_channel_is_recorded_not_claimed(
     of_offer: dict[str, Any],
     changes: dict[str, Any],
 ):
-    if of_offer.get("channel") == "affine8":  # whose groups of 64 the tiny heads are too small for
-        offer = Offer.of(Registry.load(), "demo", "affine8")
+    if of_offer.get("channel") in ("affine8", "lattice:e8,10"):  # the tiny pair can use neither
+        offer = Offer.of(Registry.load(), "demo", of_offer["channel"])
     else:
         offer = offered(**of_offer)
     document = measured(offer, prompts, **changes)
@@ -186,7 +187,7 @@ def unwell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.server.app._cards", lambda *_: [])
+    monkeypatch.setattr("engine.server.app.cards", lambda *_: [])
 
 
 def open_to_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,10 @@ def test_a_file_says_everything_about_a_model(tmp_path: Path):
         ("facts.target = { layers = 1 }", "models.one.facts.target: lacks 'hidden_size', "),
         (FACTS.replace("[16]", "[]"), "models.one.facts.target.head_dims: has fewer than 1 entries"),
         ("facts.drafter = { block = 8 }", "models.one: block and facts.drafter need a drafter"),
-        ("facts.drafter = { taps = [-1] }", "models.one.facts.drafter.taps[0]: must be at least 0, got -1"),
+        (
+            "facts.drafter = { target_layers = [-1] }",
+            "models.one.facts.drafter.target_layers[0]: must be at least 0, got -1",
+        ),
         ("facts.drafter = { depth = 1 }", "models.one.facts.drafter: unknown field 'depth'"),
     ],
 )
@@ -368,7 +371,8 @@ def test_two_models_cannot_be_looked_for_in_one_place(tmp_path: Path):
 
 
 def test_an_entry_whose_drafter_is_for_another_target_is_refused(tmp_path: Path):
-    drafter = 'drafter = "shipped"\nfacts.drafter = { hidden_size = 32, taps = [1, 6], mask_token = 512 }\n'
+    facts = "{ hidden_size = 32, target_layers = [1, 6], mask_token = 512 }"
+    drafter = f'drafter = "shipped"\nfacts.drafter = {facts}\n'
     message = refusal(tmp_path, with_model(FACTS + drafter), DrafterMismatchError)
     assert message == (
         ": the drafter shipped was not made for the target shipped: hidden size 32 in the drafter, 64 in the "

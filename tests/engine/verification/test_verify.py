@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -192,6 +193,22 @@ def test_what_cannot_be_replayed_is_bad_input(
     code, _, said = verify(forgeries.forged(genuine, change), with_prompts=False)
     assert code == 2
     assert named in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chat", [False, True])
+def test_report_of_a_typed_prompt_is_replayed_with_the_line_it_names(
+    verify: Verifier, tmp_path: Path, chat: bool
+) -> None:
+    own = tmp_path / "typed.json"
+    words = [*["--chat"] * chat, "--max-tokens", "8", *PAIR, "--report", str(own)]
+    assert run(["generate", "hello there", *words]) == 0
+    document = json.loads(own.read_text())
+    code, _, said = verify(document, with_prompts=False)
+    lines = re.findall(r'{"id": "prompt".*?"…"[]}]+', said)
+    assert (code, len(lines)) == (2, 2)
+    own.write_text(lines[chat].replace("…", "hello there"))
+    assert verify(document, "--prompts", str(own), with_prompts=False)[0] == 0
 
 
 @pytest.mark.parametrize("kind", ["parity", "probe"])
