@@ -209,9 +209,8 @@ def server(
     logging.getLogger("kakeya.requests").setLevel(logging.WARNING)
     try:
         with shown_progress() as progress:
-            report = measure_server(
-                offer, find, prompts, switches, runtime, progress=progress, request=request
-            )
+            context = {"progress": progress, "request": request}
+            report = measure_server(offer, find, prompts, switches, runtime, **context)
     except ChecksFailed as failure:
         if not as_json:
             checks_table(failure.checks)

@@ -38,9 +38,7 @@ def several(name: str, help_text: str, **more: Any) -> Callable[[F], F]:
     return option(name, f"{help_text} (several times)", multiple=True, **more)
 
 
-dtype_option = option(
-    "--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."
-)
+dtype_option = option("--dtype", "float32, float16, bfloat16 [default: float32 on CPU, on Metal as stored].")
 engine_options = group(
     option("--model", "Folder of the target [default: shipped].", type=PATH),
     option(

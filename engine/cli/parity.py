@@ -20,11 +20,7 @@ from engine.errors import EngineError
 @option("--max-tokens", "… tokens of each text.", 48)
 @option("--prefill-chunk", "… prompt tokens a forward.", 2048)
 @option("--dtype", "float32, float16 or bfloat16 [default: float32; a target on Metal: as stored].")
-@option(
-    "--tolerance",
-    "Largest difference that passes [default: 1e-4, of a target 1e-3; float16 0.25, bfloat16 1].",
-    type=float,
-)
+@option("--tolerance", "Largest gap [default: 1e-4, target 1e-3; float16 0.25, bfloat16 1].", type=float)
 @option("--reference", "Name of the implementation behind --golden, for the report [default: as it says].")
 @report_options
 def command(as_json: bool, report_path: Path | None, **values: Any) -> None:

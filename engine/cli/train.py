@@ -61,9 +61,8 @@ def projector(
     with shown_progress() as progress:
         target = load_target(model or SHIPPED_TARGET, dtype)
         fit_threads(target.target.hidden_size)
-        figures = train_projector(
-            target, drafter or SHIPPED_DRAFTER, out, switches, dtype=dtype, progress=progress
-        )
+        drafter = drafter or SHIPPED_DRAFTER
+        figures = train_projector(target, drafter, out, switches, dtype=dtype, progress=progress)
     if not as_json:
         from engine.cli.tables import projector_table
 

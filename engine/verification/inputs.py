@@ -57,10 +57,7 @@ def read_report(path: Path) -> tuple[Report, str]:
 def _unreplayable(report: Report) -> str | None:
     """Say why no token of a report can be computed again."""
     if report.kind not in REPLAYED:
-        return (
-            f"is a {report.kind} report, which has no rows of tokens; verify replays {', '.join(REPLAYED)}"
-            f" (run a {report.kind} again instead)"
-        )
+        return f"is a {report.kind} report, which has no rows of tokens; run it again instead"
     tokens = [row.tokens for arm in report.arms for row in arm.samples]
     if not tokens or not all(tokens):
         return "has no rows, or rows without a token"
@@ -136,10 +133,9 @@ def find_models(
             other = f"{wrong[0]} has {str(digests[wrong[0]])[:12]}…"
             differing[role] = f"the report ran the {role} {model.id!r} with {claim}, but {other}"
         else:
-            raise ConfigurationError(
-                f"the {role} {model.id!r} ({claim}) is not on this machine; give its folder: "
-                f"--{'model' if role == 'target' else role}"
-            )
+            flag = "--model" if role == "target" else f"--{role}"
+            missing = f"the {role} {model.id!r} ({claim}) is not on this machine"
+            raise ConfigurationError(f"{missing}; give its folder: {flag}")
     return found, differing
 
 
