@@ -27,8 +27,7 @@ Processor = Callable[[mx.array, mx.array], mx.array]  # tokens so far [N], logit
 def likeliest(logits: mx.array) -> mx.array:
     """The most likely token of each row [..., V], int32 [...], as mlx-lm's greedy decoding takes it.
 
-    mlx-lm compares log-probabilities in the model's own precision, where in 16 bits different logits may
-    become equal and the first of them wins.
+    mlx-lm compares log-probabilities in the model's own precision: in 16 bits different logits may be equal.
     """
     if logits.dtype != mx.float32:
         logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -52,10 +51,7 @@ def pack_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
 
 
 def pack_sampled(draft: Draft, logits: mx.array, sampler: Sampler) -> mx.array:
-    """As `pack_greedy`, by rejection sampling.
-
-    The drafts have to be drawn independently of the sampler's next numbers.
-    """
+    """As `pack_greedy`, by rejection sampling; the drafts do not depend on the sampler's next numbers."""
     count = len(draft)
     p = sampler.distribution(logits)  # [B, V]
     if not count:
@@ -101,10 +97,7 @@ def unpack(packed: Sequence[int], stops: Stops) -> Acceptance:
 
 
 class TokenSelector:
-    """Chooses the tokens of one sequence: processors first, then the likeliest or a draw, and its record.
-
-    Nothing here waits for the device, but a processor may.
-    """
+    """Chooses the tokens of one sequence; nothing here waits for the device, but a processor may."""
 
     def __init__(
         self, sampler: Sampler | None, processors: Sequence[Processor], logprobs: Logprobs | None = None

@@ -67,7 +67,7 @@ class Emitted:
     share: Share | None  # with the last step
 
 
-def decode_together(
+def decode_batch(
     target: Target,
     drafter: Drafter | None,
     requests: Sequence[Request],
@@ -182,7 +182,9 @@ class _Batch:
         with ExitStack() as opened:  # what fails half way leaves the model as it was
             self.transaction = BatchTransaction(target.model, caches)
             opened.callback(self.transaction.close)
-            self._hooks = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
+            self._hooks = (
+                target.hook_layers(drafter.target_layers) if drafter and drafter.target_layers else None
+            )
             if self._hooks is not None:
                 opened.callback(self._hooks.close)
             if policy.attended:

@@ -49,7 +49,6 @@ class ChatOptions:
     thinking: str = "default"  # ``on`` or ``off`` tells the chat template; ``default``: the registry's
 
     def check(self) -> None:
-        """Raise ConfigurationError where a switch does not make sense."""
         self.sampling.check()
         if self.max_tokens < 1:
             raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
@@ -58,7 +57,6 @@ class ChatOptions:
 
     @property
     def switches(self) -> dict[str, bool]:
-        """Of the chat template, on top of the registry's."""
         return {} if self.thinking == "default" else dict.fromkeys(THINKING_NAMES, self.thinking == "on")
 
 
@@ -71,7 +69,6 @@ class Transcript:
 
     @property
     def messages(self) -> list[Message]:
-        """The system turn, if there is one, and the turns."""
         head = [] if self.system is None else [_message("system", self.system)]
         return [*head, *self.turns]
 
@@ -80,7 +77,6 @@ class Transcript:
         return replace(self, turns=(*self.turns, _message("user", text)))
 
     def answered(self, content: str, reasoning: str) -> "Transcript":
-        """Add an assistant's turn."""
         return replace(self, turns=(*self.turns, _message("assistant", content, reasoning or None)))
 
     def undone(self) -> "Transcript":
@@ -152,7 +148,6 @@ class Turn:
 
     @property
     def said(self) -> bool:
-        """Whether it has any text."""
         return bool(self.content or self.reasoning)
 
     @property
@@ -162,7 +157,6 @@ class Turn:
 
     @property
     def verify_rounds(self) -> int:
-        """Forwards over a block."""
         return self.provenance.verify_rounds if self.provenance else 0
 
     @property
@@ -197,7 +191,6 @@ class Conversation(AbstractContextManager["Conversation"]):
 
     @property
     def model_id(self) -> str:
-        """``NAME@CHANNEL`` of what answers."""
         return f"{self._entry.name}{SEPARATOR}{self._channel.name}"
 
     def use(self, model_id: str) -> None:
@@ -225,7 +218,6 @@ class Conversation(AbstractContextManager["Conversation"]):
         self._events.put(None)
 
     def close(self) -> None:
-        """Give the model and its caches back."""
         self._worker.stop()
 
     def __exit__(self, *_: object) -> None:
@@ -280,26 +272,23 @@ class Conversation(AbstractContextManager["Conversation"]):
 
     def _check_template(self, entry: ModelEntry, system: str | None) -> None:
         """Load the model and make sure that no switch is without effect."""
-        lease = self._worker.lease(entry)
-        try:
-            self._check_switches(lease.granted.result(), system)
-        finally:
-            self._worker.release(lease)
-
-    def _check_switches(self, model: LoadedModel, system: str | None) -> None:
-        switches, name = self.options.switches, model.entry.name
+        switches, lease = self.options.switches, self._worker.lease(entry)
+        opposite = {key: not value for key, value in switches.items()}
 
         def tokens(system: str | None, switches: dict[str, bool]) -> list[int]:
-            return self._prompt(Transcript(system).asked("?"), switches, model)[1].tokens
+            return self._prompt(Transcript(system).asked("?"), switches, lease.granted.result())[1].tokens
 
-        opposite = {key: not value for key, value in switches.items()}
-        if switches and (not has_switch(model, switches) or tokens(None, switches) == tokens(None, opposite)):
-            raise ConfigurationError(
-                f"--thinking {self.options.thinking}: the chat template of {name} has no such switch; "
-                "leave it out"
-            )
-        if system is not None and tokens(None, switches) == tokens(system, switches):
-            raise ConfigurationError(f"the chat template of {name} ignores system turns")
+        try:
+            known = has_switch(lease.granted.result(), switches)
+            if switches and (not known or tokens(None, switches) == tokens(None, opposite)):
+                raise ConfigurationError(
+                    f"--thinking {self.options.thinking}: the chat template of {entry.name} has no such "
+                    "switch; leave it out"
+                )
+            if system is not None and tokens(None, switches) == tokens(system, switches):
+                raise ConfigurationError(f"the chat template of {entry.name} ignores system turns")
+        finally:
+            self._worker.release(lease)
 
 
 def _listen(

@@ -7,7 +7,7 @@ from pathlib import Path
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
-from engine.drafters.registry import WITH_LOOKUP, drafter_policy, open_drafter
+from engine.drafters.registry import WITH_LOOKUP, drafter_policy, open_drafter, split_policy
 from engine.errors import ConfigurationError
 from engine.restoration.loading import open_restoration
 from engine.restoration.session import RestorationPlan
@@ -78,6 +78,7 @@ def open_engine(options: Options) -> Engine:
     spec = None if options.drafter == "none" else options.drafter
     if options.drafter is None and model.resolve() == SHIPPED_TARGET.resolve():
         spec = f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"
+    split_policy(spec or "", drafters_own)  # before the target is loaded, and for --block 1, too
     if spec is None and drafters_own != NATIVE:
         raise ConfigurationError(f"--drafter-kv {options.drafter_kv} needs a drafter; give --drafter")
     if spec is None and block is not None and block > 1:

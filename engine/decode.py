@@ -32,8 +32,6 @@ from engine.target.model import Target
 
 CLEAR_EVERY = 256  # rounds after which mlx's pool of freed buffers is given back
 
-__all__ = ["Diagnosis", "Processor", "Round", "Step", "decode"]
-
 
 @dataclass(frozen=True)
 class Round:

@@ -11,7 +11,7 @@ text is final as soon as no later token can change it. Until then it is pending:
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 WINDOW = 8  # tokens that are decoded together where their text is final
 UNREADABLE = "\ufffd"
@@ -65,16 +65,24 @@ def _cleans(tokenizer: Any) -> bool:
     return " ," not in tokenizer.decode(tokenizer.encode("a ,b", add_special_tokens=False))
 
 
-class TextEnds(Protocol):
-    """Where a text ends; see `engine.stops.Stops`."""
+class TextEnds:
+    """Tokens and strings that end a text."""
 
     tokens: Collection[int]
+    texts: tuple[str, ...]
 
     def first_in(self, text: str) -> int | None:
         """Where the first stop string in a text begins."""
+        return min((at for stop in self.texts if (at := text.find(stop)) >= 0), default=None)
 
     def partial_in(self, text: str) -> int:
         """How many characters at the end of a text may be the beginning of a stop string."""
+        return max((_overlap(text, stop) for stop in self.texts), default=0)
+
+
+def _overlap(text: str, stop: str) -> int:
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 
 
 class TextStream:

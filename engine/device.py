@@ -10,7 +10,6 @@ import ctypes
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,8 +39,7 @@ class Blas(NamedTuple):
     how: str
 
 
-@dataclass(frozen=True)
-class Runtime:
+class Runtime(NamedTuple):
     """Facts about the process that results depend on."""
 
     blas: Blas

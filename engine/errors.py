@@ -36,7 +36,7 @@ class UnknownModel(InputError):
     """A registry has no model of that id, or no KV channel of that name."""
 
 
-class ModelNotHere(UnknownModel):
+class ModelNotHere(UnknownModel, ModelError):
     """A model's files are in none of the places where they are looked for."""
 
 

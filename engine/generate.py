@@ -12,10 +12,11 @@ from typing import Any
 
 from mlx_lm.sample_utils import make_logits_processors
 
+from engine.acceptance import Processor
 from engine.cache.stats import KVUse, kept_positions, kv_use
 from engine.cache.transaction import resident
 from engine.config import Engine
-from engine.decode import Diagnosis, Processor, Round, Step, decode
+from engine.decode import Diagnosis, Round, Step, decode
 from engine.detokenize import TextStream
 from engine.draft_length import DraftLength
 from engine.errors import ConfigurationError, GenerationError, ModelError, PromptError, wrap_errors
@@ -166,9 +167,8 @@ class GenerateSwitches(Sampling, _Limit):
         if self.max_tokens < 1:
             raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
         for name in PENALTIES:
-            if not isfinite(getattr(self, name)):
-                flag = "--" + name.replace("_", "-")
-                raise ConfigurationError(f"{flag} must be a finite number, not {getattr(self, name)}")
+            if not isfinite(value := getattr(self, name)):
+                raise ConfigurationError(f"--{name.replace('_', '-')} must be a finite number, not {value}")
         if self.repetition_penalty and not 0.01 <= self.repetition_penalty <= 100:
             raise ConfigurationError(
                 f"--repetition-penalty must be 0 or lie in 0.01 to 100, not {self.repetition_penalty}"

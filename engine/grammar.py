@@ -78,11 +78,7 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, vocabulary: Vocabulary, schema: Mapping[str, Any]) -> "Grammar":
-        """JSON that satisfies a schema.
-
-        ConfigurationError for one that is not valid, has keywords that cannot be enforced or references to
-        other documents, is too large, or that no text satisfies.
-        """
+        """JSON that satisfies a schema; ConfigurationError for one that cannot be enforced or satisfied."""
         with wrap_errors(_unusable):
             text = _checked_length(json.dumps(schema, allow_nan=False))
             source = LLMatcher.grammar_from_json_schema(
@@ -122,12 +118,9 @@ class Mask:
         self._consumed = 0  # so many of them the matcher has read
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Mask logits [1, V] after prompt and text so far [N]; tokens not known yet are waited for.
-
-        Behind a token that ended the text or left the grammar only the tokens that end a text are allowed.
-        """
+        """Mask logits [1, V] after prompt and text so far [N]; tokens not known yet are waited for."""
         self._follow(tokens)
-        if self._consumed < len(self._known):
+        if self._consumed < len(self._known):  # behind a token that ended the text or left the grammar
             return mx.where(self._vocabulary.ends_only, logits, -mx.inf)
         words = array("I", self._matcher.compute_bitmask())
         if self._matcher.is_error():
@@ -158,11 +151,7 @@ class Mask:
 
 
 def nameless(text: str) -> str:
-    """The same JSON, written so that no string in it looks like the name of a token.
-
-    The trial has another token for each of those, so keys of a schema would fall together, and what is
-    compiled would not be what was tried.
-    """
+    """The same JSON with no string that looks like the name of a token, each of which the trial replaces."""
     return text.replace("<[", r"\u003c[")
 
 

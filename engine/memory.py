@@ -43,7 +43,6 @@ from engine.target.compiled import CompiledForward, graph_length
 from engine.target.folder import (
     build_unloaded,
     check_config,
-    check_depth,
     context_length,
     read_json,
     require_folder,
@@ -54,12 +53,10 @@ from engine.target.folder import (
 from engine.target.loading import DTYPES, cast_weights, dtype_of, opened
 from engine.target.model import Target
 from engine.target.quantize import pack_as_stored, quantize_target
+from evidence_format.policies import KINDS
 
 EVERY = "all"
-POLICIES = (
-    "native", "full-kv", "sliding-bounded", "sink-window", "affine", "rotated", "lattice", "lattice-packed",
-    "restored:exact",
-)  # fmt: skip
+POLICIES = tuple(f"{kind}:exact" if kind == "restored" else kind for kind in KINDS)
 LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30
 DEEPEST = 4096  # layers that are built without weights to say so
 
@@ -90,7 +87,7 @@ def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = N
     check_config(path / "config.json", config)
     files = _files_of(path)
     if files:
-        check_depth(path / "config.json", config, tensor_shapes(files))
+        tensor_shapes(path / "config.json", config, files)
         model = opened(path, "the model", lambda: load_model(path, lazy=True)[0], config)
     else:
         model = opened(path, "config.json", partial(_built, path, config), verb="run")
@@ -240,7 +237,6 @@ def written_by(model: Any) -> list[Any]:
 
 
 def _arrays(cache: Any) -> list[Any]:
-    """What a layer's cache holds, an array or None each."""
     return [
         each
         for part in members_of(cache)
@@ -294,11 +290,9 @@ class UnloadedDrafter(NamedTuple):
     state: Callable[[Sequence[int], int], int]  # bytes, by positions observed at a time and tokens of a block
 
 
-def open_unloaded_drafter(
-    spec: str, target: Unloaded, dtype: str | None = None, policy: KVPolicy = NATIVE
-) -> UnloadedDrafter:
+def open_unloaded_drafter(spec: str, target: Unloaded, dtype: str | None = None) -> UnloadedDrafter:
     """Build what a ``--drafter`` text names (see `engine.drafters.registry`) without its weights."""
-    asked = read_spec(spec, policy)
+    asked = read_spec(spec)
     openers: dict[str, Callable[..., UnloadedDrafter]] = {
         PromptLookup.name: _prompt_lookup,
         Autoregressive.name: _autoregressive,
@@ -307,26 +301,30 @@ def open_unloaded_drafter(
     inner = openers.get(asked.kind, _dflash)(asked, target, dtype)
     if not asked.lookups:
         return inner
-    lookups = _prompt_lookup(replace(asked, argument=str(PromptLookup.default_shortest)), target, dtype)
+    lookups = _prompt_lookup(replace(asked, settings={}), target, dtype)
     return inner._replace(state=lambda *run: inner.state(*run) + lookups.state(*run))
 
 
 def _prompt_lookup(asked: DrafterSpec, _: Unloaded, __: str | None) -> UnloadedDrafter:
-    lookup = PromptLookup(int(asked.argument))
+    lookup = PromptLookup(**asked.settings)
+    return UnloadedDrafter(lookup.block_size, 0, _told(lookup))
+
+
+def _told(drafter: PromptLookup | MaskedDiffusion) -> Callable[[Sequence[int], int], int]:
+    """The state of a drafter that keeps tokens alone; its size does not depend on which."""
 
     def state(observed: Sequence[int], _: int) -> int:
-        lookup.start()
-        for count in observed:  # the size of its tables does not depend on the tokens
-            lookup.observe([0] * count, None)
-        return lookup.nbytes
+        drafter.start()
+        for count in observed:
+            drafter.observe([0] * count, None)
+        return drafter.nbytes
 
-    return UnloadedDrafter(lookup.block_size, 0, state)
+    return state
 
 
 def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder = Path(asked.argument)
-    raw = read_json(folder / "config.json")
-    network = _network(folder, raw, lambda: build_network(DFlashConfig.from_dict(raw)), dtype)
+    raw = read_json(asked.folder / "config.json")
+    network = _network(asked.folder, raw, lambda: build_network(DFlashConfig.from_dict(raw)), dtype)
     BlockDrafter(network, asked.policy).bind(target.target)
     config, hidden_states = network.config, DTYPES[target.dtype]
     width = len(config.target_layer_ids) * config.hidden_size
@@ -349,7 +347,7 @@ def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> Unloaded
 
 
 def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    small = open_unloaded(Path(asked.argument), dtype)
+    small = open_unloaded(asked.folder, dtype)
     refuse_mismatch("vocabulary", small.target.vocab_size, target.target.vocab_size)
     refuse_policy(small.target.model, asked.policy, "--drafter-kv")
     model, size = small.target.model, Autoregressive(small.target).block_size
@@ -372,18 +370,11 @@ def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> 
 
 
 def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    folder, config, settings = diffusion_settings(asked.argument)
-    network = _network(folder, config, lambda: build_model(config), dtype)
+    config, settings = diffusion_settings(asked)
+    network = _network(asked.folder, config, lambda: build_model(config), dtype)
     drafter = MaskedDiffusion(network, **settings)
     drafter.bind(target.target)
-
-    def state(observed: Sequence[int], _: int) -> int:
-        drafter.start()
-        for count in observed:
-            drafter.observe([0] * count, None)
-        return drafter.nbytes
-
-    return UnloadedDrafter(drafter.block_size, _nbytes(network, {}), state)
+    return UnloadedDrafter(drafter.block_size, _nbytes(network, {}), _told(drafter))
 
 
 def _network(folder: Path, config: Mapping[str, Any], build: Callable[[], Any], dtype: str | None) -> Any:

@@ -30,9 +30,8 @@ from pydantic import (
 from engine.cache.policy import CODES, KVPolicy, parse_policy
 from engine.cache.transaction import members_of, new_caches
 from engine.config import Options, parse_block
-from engine.drafters.masked_diffusion import MaskedDiffusion, split_spec
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import WITH_LOOKUP, read_spec
+from engine.drafters.registry import POLICY_MARK, WITH_LOOKUP, drafter_policy, read_spec, split_policy
 from engine.errors import (
     ConfigurationError,
     DrafterMismatchError,
@@ -72,7 +71,6 @@ FETCHED = [
     "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
 ]  # fmt: skip
 
-# Name, policy, description. Restored policies have no channel: they need a projector, and bound nothing.
 _BUILT_IN = """
 native               native                 all that the model can see, as it is
 full-kv              full-kv                sliding layers keep all positions, to go on from any of them
@@ -136,11 +134,18 @@ class _Table(BaseModel, extra="forbid", strict=True, frozen=True):
     """A table of the file."""
 
 
+def _channel_policy(text: str) -> KVPolicy:
+    policy = parse_policy(text)
+    if policy.source is not None:
+        raise ConfigurationError(f"{text!r} is a policy of generate and eval, not of channels; give another")
+    return policy
+
+
 class Channel(_Table):
     """A KV policy under a name for ids; a policy that a request spells out is its own name."""
 
     name: str = ""
-    policy: Annotated[KVPolicy, _by(parse_policy, keep=False)] = Field(alias="kv")
+    policy: Annotated[KVPolicy, _by(_channel_policy, keep=False)] = Field(alias="kv")
     description: str = ""
 
 
@@ -160,6 +165,7 @@ class Source(_Table):
     hub: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
     revision: str | None = Field(None, pattern="^[0-9a-f]{40}$")
     lookups: bool = False  # of a drafter: prompt look-ups draft too, where they fare better
+    kv: Annotated[str, _by(drafter_policy)] | None = None  # of a drafter's keys and values
 
     @model_validator(mode="after")
     def _is_one(self) -> "Source":
@@ -167,6 +173,8 @@ class Source(_Table):
             raise ValueError('must be "shipped", or have one of path and folder')
         if (self.hub and not self.folder) or (self.revision and not self.hub):
             raise ValueError("hub needs folder, and revision needs hub; add it")
+        if self.kv and POLICY_MARK in (self.path or ""):
+            raise ValueError(f"kv is {self.kv}, and path {self.path} says it too; give one of them")
         return self
 
     def __str__(self) -> str:
@@ -179,6 +187,8 @@ def _source(value: Any, info: ValidationInfo) -> Any:
             return {"shipped": True}
         case str() if info.field_name == "drafter" and re.fullmatch("prompt-lookup(:[0-9]{1,9})?", value):
             return {"path": value}
+        case {"kv": kv} if info.field_name == "target":
+            raise ValueError(f"kv {_shown(kv)} is of drafters; name the policies of a target in its channels")
         case {"path": str(path)}:
             folder = os.path.expanduser(path)  # leaves users that it does not know as they are
             if not folder.startswith("/"):
@@ -209,7 +219,7 @@ class DrafterFacts(_Table):
     hidden_size: Size | None = None
     layers: Size | None = None
     vocab_size: Size | None = None
-    taps: tuple[Index, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
+    target_layers: tuple[Index, ...] = Field((), strict=False)  # layers of the target that it reads, from 0
     mask_token: Index | None = None
     block: Size | None = None  # tokens of a block it was made for
 
@@ -329,10 +339,16 @@ class Registry:
                 )
             if entry.drafter is None and (drafter or entry.block not in ("auto", "1")):
                 raise ConfigurationError(f"{where}: block and facts.drafter need a drafter; there is none")
+            if entry.engine and entry.drafter and (entry.drafter.kv or POLICY_MARK in str(entry.drafter)):
+                raise ConfigurationError(
+                    f"{where}: the engine {entry.engine} keeps its drafter's keys and values itself, not as "
+                    f"{entry.drafter.kv or entry.drafter}; leave kv out"
+                )
             for source in (entry.target, entry.drafter):
                 if source is None or source.folder is None:
                     continue
-                variable, place = variable_of(source.folder), source.model_copy(update={"lookups": False})
+                place = source.model_copy(update={"lookups": False, "kv": None})
+                variable = variable_of(source.folder)
                 if (other := places.setdefault(variable, place)) != place:
                     raise ConfigurationError(
                         f"{other} and {source} would both be looked for in {variable}; "
@@ -390,11 +406,8 @@ class Registry:
         if name in entry.channels:
             return entry.channels[name]
         offers = f"it offers {', '.join(entry.channels)}"
-        if ":" in name and len(name) <= LONGEST_POLICY:
-            try:
-                policy = parse_policy(name)
-            except ConfigurationError as error:
-                raise ConfigurationError(str(error).replace("--kv", "KV policy", 1)) from None
+        if self.spells_policy(name):
+            policy = parse_policy(name, "KV policy")
             if any(policy in each for each in self.requests):
                 return Channel.model_validate({"name": policy.spec, "kv": policy.spec})
             ranges = ", ".join(each.text for each in self.requests) or "none"
@@ -405,6 +418,11 @@ class Registry:
         if name not in self.channels:
             raise UnknownModel(f"there is no KV channel {_shown(name)}; there are {', '.join(self.channels)}")
         raise ConfigurationError(f"the model {entry.name} does not offer the KV channel {name}; {offers}")
+
+    def spells_policy(self, text: str) -> bool:
+        """Whether a request's text is read as a policy: it has parameters, or needs none of a range's."""
+        kinds = {each.low.kind for each in self.requests} - (self.channels.keys() - CHANNELS.keys())
+        return (":" in text or text.partition("@")[0] in kinds) and len(text) <= LONGEST_POLICY
 
     def ids(self) -> list[str]:
         """Each name, and after it the name with each of its channels."""
@@ -493,6 +511,12 @@ class Located:
         own = {name: getattr(entry, name) for name in ("block", "dtype", "quantize")}
         return Options(model=self.target, drafter=self.drafter or "none", kv=channel.policy.spec, **own)
 
+    @property
+    def external(self) -> tuple[Path | None, int | None]:
+        """The drafter's folder and the block for the entry's external engine; look-ups are ours alone."""
+        folder = (self.drafter or "").removeprefix(WITH_LOOKUP)
+        return Path(folder) if folder else None, parse_block(self.entry.block)
+
 
 def variable_of(folder: str) -> str:
     """The variable of the environment that may name the folder of a model."""
@@ -505,6 +529,8 @@ def locate(entry: ModelEntry, places: Places) -> Located:
     if entry.drafter is None:
         return Located(entry, target, None)
     drafter = _found(entry, "drafter", entry.drafter, places)
+    if entry.drafter.kv:
+        drafter += f"{POLICY_MARK}{entry.drafter.kv}"
     return Located(entry, target, f"{WITH_LOOKUP}{drafter}" if entry.lookups else drafter)
 
 
@@ -530,10 +556,17 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
     if source.shipped:
         return str(SHIPPED_TARGET if part == "target" else SHIPPED_DRAFTER)
     if source.path is not None:
+        folder = Path(split_policy(source.path)[0])
+        if part == "target" or folder.is_absolute():  # of a drafter, any text of --drafter
+            try:
+                require_folder(folder)
+            except ModelError as error:
+                text = f"the {part} of the model {entry.name} is not on this machine: {error}"
+                raise ModelNotHere(text) from None
         return source.path
     tried = places.of(source)
-    if (folder := _first(tried)) is not None:
-        return str(folder)
+    if (found := _first(tried)) is not None:
+        return str(found)
     fetching = ", or let the server fetch it with --download" if source.hub else ""
     raise ModelNotHere(
         f"the {part} of the model {entry.name} is not on this machine; looked at: "
@@ -565,15 +598,14 @@ def drafter_facts(spec: str) -> DrafterFacts | None:
     asked = read_spec(spec)
     if asked.kind == PromptLookup.name:
         return None
-    folder = split_spec(asked.argument)[0] if asked.kind == MaskedDiffusion.name else Path(asked.argument)
-    config = read_json(folder / "config.json")
+    config = read_json(asked.folder / "config.json")
     if asked.kind not in ("dflash", "dflash2"):
         size = text_part(config).get("vocab_size")
         return DrafterFacts(vocab_size=size if type(size) is int else None)
     read = DFlashConfig.from_dict(config)
     sizes = {"hidden_size": read.hidden_size, "layers": read.num_target_layers, "vocab_size": read.vocab_size}
     mask, block = read.mask_token_id, read.block_size
-    return DrafterFacts(**sizes, taps=read.target_layer_ids, mask_token=mask, block=block)
+    return DrafterFacts(**sizes, target_layers=read.target_layer_ids, mask_token=mask, block=block)
 
 
 def _unloaded(folder: Path) -> Any:
@@ -605,7 +637,7 @@ def _refuse_pair(target: TargetFacts, drafter: DrafterFacts | None, names: tuple
         )
         if ours not in (None, theirs)
     ]
-    if drafter.taps and (layer := max(drafter.taps)) >= target.layers:
+    if drafter.target_layers and (layer := max(drafter.target_layers)) >= target.layers:
         differing.append(f"it reads layer {layer} of a target with {target.layers} layers")
     if (drafter.mask_token or 0) >= target.vocab_size:
         differing.append(f"its mask is token {drafter.mask_token} of a vocabulary of {target.vocab_size}")
@@ -653,9 +685,7 @@ none is named, `{name}` is meant, and of each model its default channel, `native
 | model | what it is | target | drafter | channels |
 | --- | --- | --- | --- | --- |
 {models}
-A folder is looked for where its variable points (`{variable_of("qwen3-4b")}` for `qwen3-4b`; one that names \
-no folder is an error), then in `~/kakeya-models/`, then in the hub's cache. A folder that holds a target of \
-another shape than the registry says is refused, and so is a drafter for another target.
+Where a folder is looked for, and what is checked of it: [the server](../server.md).
 
 | channel | `--kv` | what it does |
 | --- | --- | --- |

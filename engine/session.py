@@ -42,7 +42,7 @@ class Session(AbstractContextManager["Session"]):
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # identifies the continuation that uses the session
         # tokens held at the mark, the caches, and what brings the drafter back
-        self._mark: tuple[int, Mark, Callable[[], object] | None] | None = None
+        self._mark: tuple[int, int, Mark, Callable[[], object] | None] | None = None
         self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.uncached`
         with ExitStack() as opened:  # what fails half way leaves the model as it was
             self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
@@ -52,7 +52,9 @@ class Session(AbstractContextManager["Session"]):
             self._restoration = restoration_for(restoration, target, self.caches)
             if self._restoration is not None:
                 opened.callback(self._restoration.close)
-            self._hooks = target.tap(drafter.tap_layers) if drafter and drafter.tap_layers else None
+            self._hooks = (
+                target.hook_layers(drafter.target_layers) if drafter and drafter.target_layers else None
+            )
             if self._hooks is not None:
                 opened.callback(self._hooks.close)
             ids = self._hooks.ids if self._hooks else ()
@@ -103,8 +105,9 @@ class Session(AbstractContextManager["Session"]):
     def mark(self) -> None:
         """Remember the present state for `resume` to come back to where it cannot go back as far as asked."""
         if self._restoration is None and not self.transaction.uncached:
-            drafter = self.drafter.mark() if self.drafter else None
-            self._mark = len(self.tokens), self.transaction.mark(), drafter
+            caches, drafter = self.transaction.mark(), self.drafter.mark() if self.drafter else None
+            held = caches.nbytes + (self.drafter.mark_nbytes if self.drafter else 0)
+            self._mark = len(self.tokens), held, caches, drafter
 
     @property
     def marked(self) -> int:
@@ -114,14 +117,14 @@ class Session(AbstractContextManager["Session"]):
     @property
     def mark_nbytes(self) -> int:
         """Bytes of keys, values and states that are held for the mark alone."""
-        return self._mark[1].nbytes if self._mark else 0
+        return self._mark[1] if self._mark else 0
 
     def _back_to_mark(self, common: int) -> int:
         """Come back to the mark, if what is in common reaches there, or start over."""
         if self._mark is None or self.marked > common:
             self._start_over()
             return 0
-        count, caches, restore_drafter = self._mark
+        count, _, caches, restore_drafter = self._mark
         self.transaction.back_to(caches, len(self.tokens) - count)
         if restore_drafter is not None:
             restore_drafter()

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from engine.detokenize import IncrementalDecoder
+from engine.detokenize import IncrementalDecoder, TextEnds
 from engine.errors import ConfigurationError
 
 
-class Stops:
+class Stops(TextEnds):
     """Stop tokens and stop strings of one sequence at a time."""
 
     def __init__(
@@ -18,7 +18,7 @@ class Stops:
             raise ConfigurationError("a stop string must not be empty")
         if texts and tokenizer is None:
             raise ConfigurationError("stop strings need a tokenizer")
-        self.tokens: Collection[int] = frozenset(tokens)
+        self.tokens = frozenset(tokens)
         self.texts = tuple(texts)
         self._tokenizer = tokenizer
         self.start()
@@ -35,14 +35,6 @@ class Stops:
                 return position + 1
         return None
 
-    def first_in(self, text: str) -> int | None:
-        """Where the first stop string in a text begins."""
-        return min((at for stop in self.texts if (at := text.find(stop)) >= 0), default=None)
-
-    def partial_in(self, text: str) -> int:
-        """How many characters at the end of a text may be the beginning of a stop string."""
-        return max((_overlap(text, stop) for stop in self.texts), default=0)
-
     def _completes(self, token: int) -> bool:
         """Whether the text, if it ended with this token, would hold a stop string."""
         if self._decoder is None:
@@ -51,8 +43,3 @@ class Stops:
         found = self.first_in(self._tail + self._decoder.pending) is not None
         self._tail = self._tail[len(self._tail) - self.partial_in(self._tail) :]
         return found
-
-
-def _overlap(text: str, stop: str) -> int:
-    longest = min(len(text), len(stop) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -149,7 +149,7 @@ def _save_target(shape: Shape, folder: Path) -> None:
 
 def _save_drafter(shape: Shape, folder: Path) -> None:
     layers = 2
-    taps = [index * (shape.layers - 1) // 3 for index in range(4)]
+    target_layers = [index * (shape.layers - 1) // 3 for index in range(4)]
     config = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -169,7 +169,7 @@ def _save_drafter(shape: Shape, folder: Path) -> None:
         "block_size": BLOCK_SIZE,
         "num_target_layers": shape.layers,
         "layer_types": ["full_attention"] * layers,
-        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": taps},
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": target_layers},
     }
     mx.random.seed(SEED + 1)
     _save(folder, config, DFlash(DFlashConfig.from_dict(config)))

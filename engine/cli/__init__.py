@@ -65,9 +65,7 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    code = run(arguments)
-    lost = give_up_output()
-    sys.exit(code or int(lost))
+    sys.exit(max(run(arguments), int(give_up_output())))
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -1,12 +1,11 @@
 """``kakeya_engine chat``: a conversation in the terminal, or by a script that writes a turn a line."""
 
 import logging
-from dataclasses import fields
 from typing import Any
 
 import click
 
-from engine.cli.options import flag, option, prepare, registry_options, sampling_options, take_registry
+from engine.cli.options import flag, option, prepare, registry_options, sampling_options, take, take_registry
 from engine.errors import ConfigurationError
 
 
@@ -51,12 +50,7 @@ def command(
     from engine.registry import Places
     from engine.sampling import Sampling
 
-    options = ChatOptions(
-        max_tokens=values["max_tokens"],
-        sampling=Sampling(**{each.name: values[each.name] for each in fields(Sampling)}),
-        block=values["block"],
-        thinking=values["thinking"],
-    )
+    options = take(ChatOptions, values, sampling=take(Sampling, values))
     options.check()
     # it warns of long prompts, which are refused here
     logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -11,9 +11,10 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import click
 
@@ -27,6 +28,18 @@ PASTE_S = 0.02  # a pasted line is followed by the next one so soon; people do n
 # Control characters but newline and tab, those that change the direction of text, halves of characters.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 ERASE = "\r\x1b[K"
+COMMANDS = {  # what comes after the name, and what it does
+    "help": ("", "list these commands"),
+    "retry": ("", "have the last turn answered again"),
+    "undo": ("", "take back the last turn and its answer"),
+    "reset": ("", "forget the conversation, but not the system turn"),
+    "system": ("TEXT", "put a system turn before the conversation; none without TEXT"),
+    "model": ("ID", "let NAME or NAME@CHANNEL answer from now on; list them without ID"),
+    "save": ("FILE", "write the messages to a new file, one JSON object a line"),
+    "load": ("FILE", "go on from the messages of a file"),
+    "stats": ("", "say what the turns so far come to"),
+    "quit": ("", "end"),
+}
 MANY = 512  # prompt tokens that take long enough to say how far they are
 
 
@@ -37,7 +50,7 @@ class InputLines:
     """
 
     def __init__(self, *, quiet: bool) -> None:
-        """Look at what standard input is; ``quiet``: prompts go to stderr, and there is no editing."""
+        """``quiet``: prompts go to stderr, and there is no editing."""
         stream: Any = sys.stdin
         if stream is None:
             raise ConfigurationError("standard input is closed; give a file or a pipe, or /dev/null")
@@ -59,17 +72,15 @@ class InputLines:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise PromptError(
-                f"character {error.start + 1} is no {sys.stdin.encoding} text; nothing was sent"
-            ) from None
+            odd = f"character {error.start + 1} is no {sys.stdin.encoding} text"
+            raise PromptError(f"{odd}; nothing was sent") from None
         return text if lines else None
 
     def _line(self, prompt: str) -> str | None:
         if self._editing:
-            try:
+            with suppress(EOFError):
                 return input(prompt)
-            except EOFError:
-                return None
+            return None
         if self.terminal:
             click.echo(prompt, nl=False, err=True)
         line = sys.stdin.readline()
@@ -113,7 +124,6 @@ class Screen:
         self._open: Literal["", "answer", "status"] = ""  # line without its end, on stdout or stderr
 
     def say(self, text: str, *, dim: bool = False) -> None:
-        """Tell something that is not the answer."""
         self._settle()
         click.echo(self._dimmed(harmless(text)) if dim else harmless(text), err=True)
 
@@ -125,7 +135,6 @@ class Screen:
             self._open = "status"
 
     def refuse(self, message: str) -> None:
-        """Tell why there was no answer."""
         self.say(message)
         self._shown = ""
         if self._as_json:
@@ -177,14 +186,12 @@ class Screen:
 
 
 def _figures(turn: Turn) -> str:
-    usage = turn.usage
-    parts = [f"{usage.completion_tokens} tokens ({turn.finish})"]
+    text = f"{turn.usage.completion_tokens} tokens ({turn.finish})"
     if turn.tokens_per_s is not None:
-        parts.append(f"{turn.tokens_per_s:.1f} tok/s")
+        text += f", {turn.tokens_per_s:.1f} tok/s"
     if turn.acceptance_length is not None:
-        parts.append(f"{turn.acceptance_length:.2f} tokens emitted per verify")
-    parts.append(f"{turn.cached_tokens} of {usage.prompt_tokens} prompt tokens cached")
-    return ", ".join(parts)
+        text += f", {turn.acceptance_length:.2f} tokens emitted per verify"
+    return f"{text}, {turn.cached_tokens} of {turn.usage.prompt_tokens} prompt tokens cached"
 
 
 def _document(turn: Turn) -> dict[str, Any]:
@@ -255,61 +262,62 @@ class ChatLoop:
 
     def _obey(self, text: str) -> None:
         name, _, argument = (part.strip() for part in text.removeprefix("/").partition(" "))
-        takes, _, run = self._COMMANDS.get(name, ("", "", None))
-        if run is None:
-            raise ConfigurationError(
-                f"there is no command {ascii(text.split(maxsplit=1)[0])[:100]}; /help lists them, and // "
-                "begins a line with a slash"
-            )
+        if name not in COMMANDS:
+            command = ascii(text.split(maxsplit=1)[0])[:100]
+            remedy = "/help lists them, and // begins a line with a slash"
+            raise ConfigurationError(f"there is no command {command}; {remedy}")
+        takes, _ = COMMANDS[name]
         if not takes and argument:
             raise ConfigurationError(f"/{name} takes nothing behind it, not {ascii(argument)[:100]}")
         if takes == "FILE" and not argument:
             raise ConfigurationError(f"/{name} needs the name of a file")
-        run(self, argument)
+        if done := self._run_command(name, argument):
+            self._screen.say(done, dim=True)
 
-    def _help(self, _: str) -> None:
-        rows = [(f"/{name} {takes}".rstrip(), about) for name, (takes, about, _) in self._COMMANDS.items()]
+    def _run_command(self, name: str, argument: str) -> str | None:
+        """Do what a command of `COMMANDS` says; return what is to be told of it."""
+        talk, file = self.conversation, Path(os.path.expanduser(argument))
+        match name:
+            case "help":
+                self._help()
+            case "retry":
+                self._answer(talk.retry)
+            case "undo":
+                talk.transcript = talk.transcript.undone()
+                return f"the last turn is taken back; {len(talk.transcript.turns)} messages are left"
+            case "reset":
+                talk.transcript = Transcript(talk.transcript.system)
+                return "forgotten" + (", but for the system turn" if talk.transcript.system else "")
+            case "system":
+                talk.instruct(argument or None)
+                return "the system turn is set" if argument else "there is no system turn"
+            case "model" if not argument:
+                self._screen.say("\n".join(talk.registry.ids()))
+            case "model":
+                self._screen.passing(f"loading {argument} …")
+                talk.use(argument)
+                return f"{talk.model_id} answers from now on"
+            case "save":
+                talk.transcript.save(file)
+                return f"{len(talk.transcript.messages)} messages written to {file}"
+            case "load":
+                talk.transcript = Transcript.load(file)
+                return f"{len(talk.transcript.messages)} messages read from {file}"
+            case "stats":
+                self._stats()
+            case "quit":
+                self._ended = True
+        return None
+
+    def _help(self) -> None:
+        rows = [(f"/{name} {takes}".rstrip(), about) for name, (takes, about) in COMMANDS.items()]
         width = max(len(left) for left, _ in rows)
         lines = [f"{left:{width}}  {right}" for left, right in rows]
         lines.append("A line that ends in a backslash goes on in the next; // begins a line with a slash.")
         lines.append("Ctrl-C ends an answer and keeps what was said; Ctrl-D ends the conversation.")
         self._screen.say("\n".join(lines))
 
-    def _retry(self, _: str) -> None:
-        self._answer(self.conversation.retry)
-
-    def _undo(self, _: str) -> None:
-        left = self.conversation.transcript = self.conversation.transcript.undone()
-        self._screen.say(f"the last turn is taken back; {len(left.turns)} messages are left", dim=True)
-
-    def _reset(self, _: str) -> None:
-        system = self.conversation.transcript.system
-        self.conversation.transcript = Transcript(system)
-        self._screen.say("forgotten" + (", but for the system turn" if system else ""), dim=True)
-
-    def _system(self, text: str) -> None:
-        self.conversation.instruct(text or None)
-        self._screen.say("the system turn is set" if text else "there is no system turn", dim=True)
-
-    def _model(self, model_id: str) -> None:
-        if model_id:
-            self._screen.passing(f"loading {model_id} …")
-            self.conversation.use(model_id)
-            self._screen.say(f"{self.conversation.model_id} answers from now on", dim=True)
-        else:
-            self._screen.say("\n".join(self.conversation.registry.ids()))
-
-    def _save(self, name: str) -> None:
-        file, transcript = Path(os.path.expanduser(name)), self.conversation.transcript
-        transcript.save(file)
-        self._screen.say(f"{len(transcript.messages)} messages written to {file}", dim=True)
-
-    def _load(self, name: str) -> None:
-        file = Path(os.path.expanduser(name))
-        read = self.conversation.transcript = Transcript.load(file)
-        self._screen.say(f"{len(read.messages)} messages read from {file}", dim=True)
-
-    def _stats(self, _: str) -> None:
+    def _stats(self) -> None:
         usages = [turn.usage for turn in self._turns]
         told = [turn.provenance for turn in self._turns if turn.provenance]
         lines = [
@@ -327,21 +335,7 @@ class ChatLoop:
         if told:
             why = f" ({told[-1].why_off})" if told[-1].why_off else ""
             lines.append(f"drafter: {told[-1].drafter or 'none'}{why}")
-            lines.append(f"keys and values, the drafter's too: {told[-1].resident_bytes:,} bytes")
+            held = told[-1].resident_bytes
+            size = f"the engine {told[-1].engine} does not tell" if held is None else f"{held:,} bytes"
+            lines.append(f"keys and values, the drafter's too: {size}")
         self._screen.say("\n".join(lines))
-
-    def _quit(self, _: str) -> None:
-        self._ended = True
-
-    _COMMANDS: ClassVar[dict[str, tuple[str, str, Callable[["ChatLoop", str], None]]]] = {
-        "help": ("", "list these commands", _help),
-        "retry": ("", "have the last turn answered again", _retry),
-        "undo": ("", "take back the last turn and its answer", _undo),
-        "reset": ("", "forget the conversation, but not the system turn", _reset),
-        "system": ("TEXT", "put a system turn before the conversation; none without TEXT", _system),
-        "model": ("ID", "let NAME or NAME@CHANNEL answer from now on; list them without ID", _model),
-        "save": ("FILE", "write the messages to a new file, one JSON object a line", _save),
-        "load": ("FILE", "go on from the messages of a file", _load),
-        "stats": ("", "say what the turns so far come to", _stats),
-        "quit": ("", "end", _quit),
-    }

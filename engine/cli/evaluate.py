@@ -9,28 +9,9 @@ from typing import Any
 
 import click
 
-from engine.cli.evaluation_options import (
-    EvaluationCall,
-    chat_options,
-    claim_option,
-    common_options,
-    conclude,
-    haystack_options,
-    seed_of,
-    seed_option,
-    set_options,
-    take_haystack,
-)
-from engine.cli.options import (
-    flag,
-    folder_options,
-    option,
-    prepare,
-    report_options,
-    several,
-    take_registry,
-    take_request,
-)
+from engine.cli import evaluation_options as shared
+from engine.cli.evaluation_options import EvaluationCall, claim_option, common_options, seed_of, set_options
+from engine.cli.options import flag, option, prepare, report_options, several, take_registry, take_request
 from engine.cli.reports import store
 
 SPEED_CLAIMS = ("speedup", "no-slowdown", "identity")
@@ -69,11 +50,11 @@ def throughput(**values: Any) -> None:
 @option("--prompts", "The shipped set, a FILE.jsonl with needles, or generated.", "retrieval")
 @option("--limit", "At most so many prompts [default: all].", type=int)
 @option("--max-tokens", "Tokens to generate a prompt.", 16)
-@seed_option("Of generated prompts; of others their order, 0 as in the file")
+@shared.seed_option("Of generated prompts; of others their order, 0 as in the file")
 @claim_option("Claim that nothing is lost; auto: where --kv is native or sliding-bounded.", "parity")
 @option("--min-recall", "Also claim this recall.", type=float)
 @option("--batch", "Decode so many prompts together (not the oracle's).", 1)
-@haystack_options(
+@shared.haystack_options(
     "Make prompts of so many tokens up [default: 440].",
     "… with the needle at these shares of the haystack [default: 0,0.25,0.5,0.75,1].",
     "… so many at each depth [default: 4].",
@@ -87,13 +68,11 @@ def recall(**values: Any) -> None:
     \b
     Examples:
       kakeya_engine eval recall --report recall.json
-      kakeya_engine eval recall --limit 10 --min-recall 0.9 --json
-      kakeya_engine eval recall --batch 8
       kakeya_engine eval recall --context 480 --depths 0,0.5,1 --per-depth 10 --seed 3
       kakeya_engine eval recall --chat --thinking off --model ~/models/qwen3-4b
       kakeya_engine eval recall --kv sink-window:4,64 --context 480
     """  # noqa: D301 - click wants the character itself
-    call, haystack, seed = EvaluationCall(values), take_haystack(values), values.pop("seed")
+    call, haystack, seed = EvaluationCall(values), shared.take_haystack(values), values.pop("seed")
     from engine.cli.tables import depth_figures, recall_table
     from engine.config import open_engine
     from engine.evaluation.haystack import GENERATED, retrieval_prompts
@@ -105,15 +84,8 @@ def recall(**values: Any) -> None:
     beyond = reach(engine.policy)
     haystack = haystack.filled(switches.prompts, unfit=call.chat.chat or beyond > 0)
     seed = seed_of(seed, call.request if haystack.wanted else None)
-    prompts = retrieval_prompts(
-        switches.prompts,
-        haystack,
-        engine.target.tokenizer,
-        limit=switches.limit,
-        seed=seed,
-        switches=call.chat,
-        beyond=beyond,
-    )
+    drawn: dict[str, Any] = {"limit": switches.limit, "seed": seed, "switches": call.chat, "beyond": beyond}
+    prompts = retrieval_prompts(switches.prompts, haystack, engine.target.tokenizer, **drawn)
     # the shipped set may have been asked for and not fit
     name = GENERATED if haystack.wanted else switches.prompts
     switches = replace(switches, haystack=haystack, seed=seed, prompts=name)
@@ -123,12 +95,12 @@ def recall(**values: Any) -> None:
 
 @command.command("kv")
 @option("--policies", "What --kv takes [default: one or two of every kind].", metavar="'SPEC …'")
-@haystack_options(
+@shared.haystack_options(
     "Tokens of a retrieval prompt [default: 440].",
     "Shares of the haystack before the needle [default: 0,0.2,0.4,0.6,0.8].",
     "Retrieval prompts at each depth [default: 4].",
 )
-@seed_option("Of the retrieval prompts")
+@shared.seed_option("Of the retrieval prompts")
 @option("--answer-tokens", "Tokens to generate for one of them.", 16)
 @option("--speed-prompts", "A set or FILE.jsonl without needles, for drafts and speed; or none.", "code")
 @option("--speed-limit", "At most so many of them.", 8)
@@ -149,17 +121,14 @@ def kv(**values: Any) -> None:
       kakeya_engine eval kv --policies restored:learned --speed-prompts none --per-depth 8
       kakeya_engine eval kv --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --context 4000
     """  # noqa: D301 - click wants the character itself
-    call, haystack, policies = EvaluationCall(values), take_haystack(values), values.pop("policies")
+    call, haystack, policies = EvaluationCall(values), shared.take_haystack(values), values.pop("policies")
     from engine.cli.tables import depth_figures, kv_figures, kv_table
     from engine.evaluation.kv import DEPTHS, POLICIES, KVSwitches, measure_kv, open_shootout, settled
 
     values["seed"] = seed_of(values["seed"], call.request)
-    switches = KVSwitches(
-        policies=POLICIES if policies is None else tuple(policies.split()),
-        haystack=haystack.with_defaults(depths=DEPTHS),
-        chat=call.chat,
-        **values,
-    )
+    chosen = POLICIES if policies is None else tuple(policies.split())
+    haystack = haystack.with_defaults(depths=DEPTHS)
+    switches = KVSwitches(policies=chosen, haystack=haystack, chat=call.chat, **values)
     switches.check()
     measure = partial(measure_kv, open_shootout(settled(call.options)), switches)
     call.run(measure, kv_table, policies=kv_figures, recall_by_depth=depth_figures)
@@ -177,7 +146,6 @@ def quality(**values: Any) -> None:
     Examples:
       kakeya_engine eval quality --report quality.json
       kakeya_engine eval quality --kv affine:4,64 --claim match --min-match 0.5
-      kakeya_engine eval quality --kv sink-window:4,1024 --claim identity
       kakeya_engine eval quality --prompts chat --drafter prompt-lookup --json
     """  # noqa: D301 - click wants the character itself
     call = EvaluationCall(values)
@@ -189,15 +157,13 @@ def quality(**values: Any) -> None:
 
 
 @command.command("server")
-@set_options
+@shared.server_options
 @option("--clients", "Clients that ask at once.", 4)
-@folder_options
 @option("--kv", "The KV channel, as serve takes it.", dest="channel", metavar="CHANNEL")
 @option("--id", "Ask this model [default: the registry's].", dest="model_id", metavar="NAME[@CHANNEL]")
 @option("--dtype", "With --model: float32, float16 or bfloat16.")
 @option("--block", "Tokens a verify forward, or auto.", "auto")
 @option("--prefill-chunk", "Prompt tokens a forward.", 512)
-@chat_options
 @option(
     "--transport",
     "127.0.0.1 or a Unix socket [default: usable].",
@@ -243,9 +209,8 @@ def server(
     logging.getLogger("kakeya.requests").setLevel(logging.WARNING)
     try:
         with shown_progress() as progress:
-            report = measure_server(
-                offer, find, prompts, switches, runtime, progress=progress, request=request
-            )
+            context = {"progress": progress, "request": request}
+            report = measure_server(offer, find, prompts, switches, runtime, **context)
     except ChecksFailed as failure:
         if not as_json:
             checks_table(failure.checks)
@@ -253,4 +218,4 @@ def server(
         raise
     stored = store(report, report_path)
     table = None if as_json else server_table
-    conclude(report.document, stored, table, checks=checks_of, identical_by_set=matches_by_set)
+    shared.conclude(report.document, stored, table, checks=checks_of, identical_by_set=matches_by_set)

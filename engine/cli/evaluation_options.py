@@ -9,18 +9,8 @@ from typing import Any
 
 import click
 
-from engine.cli.options import (
-    FILE,
-    F,
-    engine_options,
-    flag,
-    group,
-    option,
-    prepare,
-    report_options,
-    take_engine,
-    take_request,
-)
+from engine.cli import options as common
+from engine.cli.options import FILE, F, flag, group, option
 from engine.cli.reports import state_folder, store
 from engine.errors import ConfigurationError
 from evidence_format.text import text_digest
@@ -31,7 +21,6 @@ Table = Callable[[Document], None]
 
 
 def claim_option(help_text: str, *choices: str) -> Callable[[F], F]:
-    """--claim, of auto, these and none."""
     return option("--claim", help_text, "auto", type=click.Choice(["auto", *choices, "none"]))
 
 
@@ -45,19 +34,19 @@ chat_options = group(
     flag("--chat", "Send texts through the chat template, as a user's turn."),
     option("--thinking", "Tell the chat template whether to reason.", "default", type=THINKING),
 )
+server_options = group(set_options, common.folder_options, chat_options)
 common_options = group(
     chat_options,
     option("--channel-prefix", "Begin the model's turn with this, e.g. '<|channel|>final<|message|>'."),
     option("--system", "Put a system turn before every conversation."),
     option("--journal", "Keep finished rows here [default: by --report, else in state folder].", type=FILE),
     option("--resume/--no-resume", "Go on with the journal of an interrupted run, or delete it.", True),
-    engine_options,
-    report_options,
+    common.engine_options,
+    common.report_options,
 )
 
 
 def haystack_options(context: str, depths: str, per_depth: str) -> Callable[[F], F]:
-    """--context, --depths and --per-depth with these help texts."""
     return group(
         option("--context", context, type=int, metavar="N"),
         option("--depths", depths, metavar="LIST", callback=_depths),
@@ -73,7 +62,6 @@ def _depths(_context: click.Context, _parameter: click.Parameter, text: str | No
 
 
 def seed_option(what: str) -> Callable[[F], F]:
-    """--seed of generated prompts."""
     text = f"{what} [default: nonce, made from --request-nonce; 0 without a request]."
     return option("--seed", text, metavar="N", callback=_seed)
 
@@ -94,7 +82,6 @@ def seed_of(given: int | None, request: Any) -> int:
 
 
 def take_journal(values: dict[str, Any], report: Path | None) -> Any:
-    """Take an `engine.evaluation.journal.Journal` out of ``values``."""
     from engine.evaluation.journal import Journal
 
     path, resume = values.pop("journal"), values.pop("resume")
@@ -112,7 +99,6 @@ def take_journal(values: dict[str, Any], report: Path | None) -> Any:
 
 
 def take_haystack(values: dict[str, Any]) -> Any:
-    """Take an `engine.evaluation.haystack.Haystack` out of ``values``."""
     from engine.evaluation.haystack import Haystack
 
     return Haystack(*(values.pop(name) for name in ("context", "depths", "per_depth")))
@@ -123,10 +109,11 @@ class EvaluationCall:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._as_json, self._report_path = values.pop("as_json"), values.pop("report_path")
-        self.request, self.options = take_request(values), take_engine(values)
-        self._runtime = prepare()
+        self.request, self._runtime = common.take_request(values), common.prepare()
+        from engine.config import Options
         from engine.generate import ChatSwitches
 
+        self.options = common.take(Options, values)
         chat = ("chat", "thinking", "channel_prefix", "system")
         self.chat = ChatSwitches(*(values.pop(name) for name in chat))
         self._journal = take_journal(values, self._report_path)
@@ -150,15 +137,11 @@ class EvaluationCall:
             conclude(report.document, stored, None if self._as_json else table, **more)
         except BaseException:
             if journal.close():
-                click.echo(
-                    f"kakeya_engine: finished rows are kept in {journal.path}; "
-                    "the same command goes on from there",
-                    err=True,
-                )
+                kept = f"finished rows are kept in {journal.path}; the same command goes on from there"
+                click.echo(f"kakeya_engine: {kept}", err=True)
             raise
 
     def run_set(self, measure: Callable[..., Any], switches: Any, table: Table, **more: Any) -> None:
-        """The same for an evaluation over a set of prompts."""
         from engine.config import open_engine
         from engine.evaluation.prompts import load_prompts
 

@@ -15,11 +15,6 @@ from engine.errors import GenerationError, PromptError
 LARGEST_PROMPT = 100_000_000  # characters of a file
 
 
-def _report_path(context: click.Context, option: click.Parameter, value: str | None) -> Path | str | None:
-    """None without --report, an empty text where it names no file, or the file."""
-    return value and FILE.convert(value, option, context)
-
-
 @click.command("generate")
 @click.argument("prompt", required=False)
 @option("--file", "Read the prompt from a file ('-': stdin).", type=PATH)
@@ -37,10 +32,10 @@ def _report_path(context: click.Context, option: click.Parameter, value: str | N
     "--report",
     "Write an evidence report, to PATH or to a new file among the last reports.",
     dest="report_path",
+    type=FILE,
     is_flag=False,
-    flag_value="",
+    flag_value="-",
     metavar="[PATH]",
-    callback=_report_path,
 )
 @common.binding_options
 def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path: Any, **values: Any) -> None:
@@ -55,7 +50,6 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
       kakeya_engine generate --chat "Make a numbered list of: table, window, river."
       kakeya_engine generate --file prompt.txt --block 8 --json
       kakeya_engine generate --temperature 0.8 --top-p 0.95 --seed 7 "class Base"
-      kakeya_engine generate --drafter prompt-lookup --stop "def " "class BaseProject:"
       kakeya_engine generate --file prompt.txt --text > continuation.txt
       kakeya_engine generate --model ~/models/qwen3-4b --drafter none "Once"
     """  # noqa: D301 - click wants the character itself
@@ -63,12 +57,11 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
     content = [("user", text)] if values.pop("chat") else text
     if text_only and as_json:
         raise click.UsageError("give either --text or --json")
-    request, options = common.take_request(values), common.take_engine(values)
-    runtime = common.prepare()
-    from engine.config import open_engine
+    request, runtime = common.take_request(values), common.prepare()
+    from engine.config import Options, open_engine
     from engine.generate import GenerateSwitches, encode, generate
 
-    switches = GenerateSwitches(**values)
+    options, switches = common.take(Options, values), common.take(GenerateSwitches, values)
     switches.check()
     engine = open_engine(options)
     evaluation = None
@@ -88,7 +81,8 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
         click.echo()
     if step.outcome is None:
         raise GenerationError("the text did not come to an end")
-    path = evaluation and store(evaluation.report_row(content, tokens, step.outcome), report_path or None)
+    given = None if str(report_path) == "-" else report_path
+    path = evaluation and store(evaluation.report_row(content, tokens, step.outcome), given)
     if text_only:
         return
     if not as_json:

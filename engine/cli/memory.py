@@ -38,7 +38,6 @@ def command(table: str | None, model: Path | None, as_json: bool, **values: Any)
     Examples:
       kakeya_engine memory --table article
       kakeya_engine memory --context 512 --kv all
-      kakeya_engine memory --model ~/models/qwen3-8b --context 8192,32768
       kakeya_engine memory --model ~/models/qwen3-8b --context 32768 --kv native --kv affine:4,64 --batch 8
       kakeya_engine memory --model ~/models/gemma-4 --context 100000 --kv all --dtype bfloat16 --json
     """  # noqa: D301 - click wants the character itself
@@ -83,7 +82,6 @@ def _predicted(
 
 
 def article_table(document: dict[str, Any]) -> None:
-    """Print the article's rows as it has them."""
     from engine.cli.tables import print_line, print_table
 
     rows = (
@@ -97,7 +95,6 @@ def article_table(document: dict[str, Any]) -> None:
 
 
 def prediction_table(document: dict[str, Any]) -> None:
-    """Print policies side by side, the layers of a single one, and what comes on top of the caches."""
     from engine.cli.tables import print_line, print_table
 
     rows, batch = document["rows"], document["batch"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,13 +18,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 def group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """A decorator that adds options, shown in this order."""
-
-    def add(command: F) -> F:
-        for each in reversed(options):
-            command = each(command)
-        return command
-
-    return add
+    return lambda command: reduce(lambda made, add: add(made), reversed(options), command)
 
 
 def option(
@@ -36,18 +31,14 @@ def option(
 
 
 def flag(name: str, help_text: str, *, dest: str | None = None) -> Callable[[F], F]:
-    """An option without a value."""
     return option(name, help_text, dest=dest, is_flag=True)
 
 
 def several(name: str, help_text: str, **more: Any) -> Callable[[F], F]:
-    """An option that may be given several times."""
     return option(name, f"{help_text} (several times)", multiple=True, **more)
 
 
-dtype_option = option(
-    "--dtype", "float32, float16 or bfloat16 [default: float32 on CPU, as stored on Metal]."
-)
+dtype_option = option("--dtype", "float32, float16, bfloat16 [default: float32 on CPU, on Metal as stored].")
 engine_options = group(
     option("--model", "Folder of the target [default: shipped].", type=PATH),
     option(
@@ -112,11 +103,9 @@ def prepare() -> Any:
     return prepare()
 
 
-def take_engine(values: dict[str, Any]) -> Any:
-    """Take `engine.config.Options` from the values of `engine_options`, out of ``values``."""
-    from engine.config import Options
-
-    return Options(**{each.name: values.pop(each.name) for each in fields(Options)})
+def take(kind: Any, values: dict[str, Any], **more: Any) -> Any:
+    """Take a dataclass whose fields are called as options are out of ``values``."""
+    return kind(**{each.name: values.pop(each.name) for each in fields(kind) if each.name in values}, **more)
 
 
 def take_registry(

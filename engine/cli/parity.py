@@ -20,24 +20,18 @@ from engine.errors import EngineError
 @option("--max-tokens", "… tokens of each text.", 48)
 @option("--prefill-chunk", "… prompt tokens a forward.", 2048)
 @option("--dtype", "float32, float16 or bfloat16 [default: float32; a target on Metal: as stored].")
-@option(
-    "--tolerance",
-    "Largest difference that passes [default: 1e-4, of a target 1e-3; float16 0.25, bfloat16 1].",
-    type=float,
-)
+@option("--tolerance", "Largest gap [default: 1e-4, target 1e-3; float16 0.25, bfloat16 1].", type=float)
 @option("--reference", "Name of the implementation behind --golden, for the report [default: as it says].")
 @report_options
 def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
     """Compare a drafter with its published implementation, or our loop with plain decoding.
 
-    With --golden and a case of a drafter alone: every block runs through the network the engine drafts
-    with. Passes when no hidden state or logit differs by more than the tolerance, every likeliest token is
-    the same (in half precision nine of ten, as near ties turn there), and, for DFlash 2, the greedy path
-    through the candidates is too. Stored outputs are float32.
+    A case of a drafter (config.json, model.safetensors, golden.npz) passes when no hidden state or logit
+    differs by more than the tolerance, every likeliest token is the same (in half precision nine of ten, as
+    near ties turn there), and, for DFlash 2, the greedy path through the candidates is too.
 
-    With --golden and a case of a pair (target, drafter, golden.npz): our loop decodes the prompt with both.
-    In every round with a full block the drafts, their logits and the tokens must be those of the reference.
-    A run in half precision may leave the reference's text at a near tie of the target, and then fails.
+    A case of a pair (target, drafter, golden.npz) passes when in every round with a full block of our loop
+    drafts, logits and tokens are those of the reference; in half precision a near tie may end that.
 
     With --target: what plain decoding makes of prompts is run again in blocks, partly rolled back, and the
     logits are compared with those of one token at a time on mlx-lm's own caches.
@@ -50,7 +44,6 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
     \b
     Examples:
       kakeya_engine parity --golden tests/data/dflash
-      kakeya_engine parity --golden tests/data/dflash/dflash2 --tolerance 1e-5
       kakeya_engine parity --golden tests/data/dflash --dtype float16 --json
       kakeya_engine parity --golden tests/data/pairs
       kakeya_engine parity --golden cases --reference "dflash 0.1.0 (torch)" --report parity.json

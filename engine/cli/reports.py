@@ -32,7 +32,6 @@ def store(report: Any, given: Path | None) -> Path:
 
 
 def state_folder() -> Path:
-    """Where the engine keeps files without a given path."""
     if given := os.environ.get("KAKEYA_STATE"):
         return Path(given).expanduser().absolute()
     if sys.platform == "darwin":

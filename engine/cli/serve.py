@@ -10,14 +10,13 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, flag, option, prepare, registry_options, several, take_registry
+from engine.cli.options import PATH, flag, option, prepare, registry_options, several, take, take_registry
 from engine.errors import ConfigurationError
 
 KEY_VARIABLE = "KAKEYA_API_KEY"
 
 
 def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None) -> int | None:
-    """Bytes of a number of MiB."""
     if mib is not None and not math.isfinite(mib):
         raise ConfigurationError(f"{parameter.opts[0]} must be a number of MiB, not {mib}")
     return None if mib is None else int(mib * 2**20)
@@ -30,17 +29,17 @@ def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None)
 @option("--api-key-file", "API keys, one a line.", type=PATH)
 @several("--allow-host", "A further name of this server, for local proxies.", dest="allowed_hosts")
 @several("--allow-origin", "Let web pages of this origin send requests (CORS).", dest="allowed_origins")
-@option("--max-body", "MiB of a request.", 1.0, callback=_mib)
+@option("--max-body", "MiB of a request.", 1.0, dest="largest_body", callback=_mib)
 @option("--max-tokens", "Largest max_tokens of a request.", 4096)
 @option("--default-tokens", "… where a request does not say.", 512)
 @option("--parallel", "Requests that take turns.", 4)
 @option("--queue", "Requests that may wait; more are refused.", 64)
 @option("--models", "Models in memory at once.", 1)
-@option("--cache-sessions", "Conversations kept for their next turn.", 8)
-@option("--cache-mib", "… and at most so many MiB together [default: any].", type=float, callback=_mib)
-@option("--cache-seconds", "… and how long.", 600.0)
+@option("--cache-sessions", "Conversations kept for their next turn.", 8, dest="sessions")
+@option("--cache-mib", "… in so many MiB [default: any].", type=float, dest="session_bytes", callback=_mib)
+@option("--cache-seconds", "… and how long.", 600.0, dest="session_s")
 @several("--allow-kv", "Let requests spell out such KV policies, too: lattice:e8,8..64@inner:0..4.")
-@option("--prefill-chunk", "Prompt positions a turn.", 512)
+@option("--prefill-chunk", "Prompt positions a turn.", 512, dest="chunk")
 @option("--grace", "Seconds to finish in, when stopped.", 30.0, dest="grace_s")
 @flag("--log-content", "Write prompts and answers to the log.")
 @flag("--check", "Check the registry's models that are on this machine, and exit.")
@@ -66,22 +65,9 @@ def command(**values: Any) -> None:
     from engine.server.serve import ServerSettings, check_registry, serve
     from engine.server.service import RequestLimits
 
-    same = ("host", "port", "allowed_hosts", "allowed_origins", "grace_s", "download", "log_content")
-    running = values["parallel"] + values["queue"]
-    serving = ServerSettings(
-        keys=keys,
-        largest_body=values["max_body"],
-        request_limits=RequestLimits(values["max_tokens"], values["default_tokens"], running),
-        limits=SchedulerLimits(
-            parallel=values["parallel"],
-            models=values["models"],
-            sessions=values["cache_sessions"],
-            session_bytes=values["cache_mib"],
-            session_s=values["cache_seconds"],
-            chunk=values["prefill_chunk"],
-        ),
-        **{name: values[name] for name in same},
-    )
+    requests = take(RequestLimits, values, admitted=values["parallel"] + values["queue"])
+    limits = take(SchedulerLimits, values)
+    serving = take(ServerSettings, values, keys=keys, request_limits=requests, limits=limits)
     serving.check()
     registry = take_registry(values)
     allowed = tuple(PolicyRange.parse(text) for text in values["allow_kv"])

@@ -12,12 +12,6 @@ from evidence_format.claims import SPEED_CLAIMS
 from evidence_format.model import OtherLoad, quotient
 
 Document = dict[str, Any]
-THROUGHPUT = {
-    "tok/s decode": "decode_tokens_per_s:.1f",
-    "tok/s end to end": "end_to_end_tokens_per_s:.1f",
-    "acceptance length": "acceptance_length:.2f",
-    "resident KV bytes": "max_resident_bytes:,",
-}
 KV = {
     "bits": "stored_bits_per_value:.2f",
     "KV bytes": "max_resident_bytes:,",
@@ -75,12 +69,13 @@ def figures(document: Document) -> Document:
 
 
 def throughput_table(document: Document) -> None:
-    """Arms with their speeds, and the comparison."""
     from engine.evaluation.environment import busy
 
     arms = document["summary"]["arms"]
-    rows = ([name, *_cells(arm, *THROUGHPUT.values())] for name, arm in arms.items())
-    print_table("throughput", ("<arm", *THROUGHPUT), rows)
+    columns = ("<arm", "tok/s decode", "tok/s end to end", "acceptance length", "resident KV bytes")
+    rates = ("decode_tokens_per_s:.1f", "end_to_end_tokens_per_s:.1f")
+    names = (*rates, "acceptance_length:.2f", "max_resident_bytes:,")
+    print_table("throughput", columns, ([name, *_cells(arm, *names)] for name, arm in arms.items()))
     claimed = {claim.get("arm") for claim in document["claims"] if claim["name"] in SPEED_CLAIMS}
     for row in document["summary"]["comparisons"]:
         ratios = _cells(row, "decode_ratio:.2f", "median_decode_ratio:.2f", "end_to_end_ratio:.2f")
@@ -106,7 +101,6 @@ def _compared(row: Document) -> str:
 
 
 def recall_table(document: Document) -> None:
-    """Recall of each arm, and by depth."""
     arms = document["summary"]["arms"]
     columns = ("name", "role", "recall:.3f", "samples")
     rows = (_cells(arm | arms[arm["name"]], *columns) for arm in document["arms"])
@@ -160,7 +154,6 @@ def kv_figures(document: Document) -> list[Document]:
 
 
 def kv_table(document: Document) -> None:
-    """The shoot-out: recall by depth, and a line for every policy."""
     depth_table(document)
     rows = [
         [
@@ -176,7 +169,6 @@ def kv_table(document: Document) -> None:
 
 
 def quality_table(document: Document) -> None:
-    """Equal outputs by set of prompts, and what differs."""
     from engine.evaluation.quality import matches_by_set
 
     rows = ([name, str(equal), str(count)] for name, (equal, count) in matches_by_set(document).items())
@@ -193,24 +185,20 @@ def quality_table(document: Document) -> None:
 
 
 def checks_of(document: Document) -> dict[str, str | None]:
-    """The checks that a server passed."""
     return dict.fromkeys(document["configuration"]["checks"].split())
 
 
 def checks_table(checks: dict[str, str | None]) -> None:
-    """What each check of a server found."""
     rows = ([name, escape(fault or "passed")] for name, fault in checks.items())
     print_table("the server", ("<check", "<found"), rows)
 
 
 def server_table(document: Document) -> None:
-    """Checks, and equal outputs."""
     checks_table(checks_of(document))
     quality_table(document)
 
 
 def parity_table(document: Document) -> None:
-    """A line for every round."""
     rows = []
     for row in document["cases"]:
         names = ("hidden_max_abs", "logits_max_abs")
@@ -232,7 +220,6 @@ def _passed(row: Document) -> str:
 
 
 def codec_table(document: Document) -> None:
-    """A line for every entry of a lattice comparison."""
     rows = (
         [
             *_cells(entry, "name", "vectors:,", "blocks_identical:.3%"),
@@ -253,7 +240,6 @@ def codec_table(document: Document) -> None:
 
 
 def probe_table(document: Document, hint: str | None) -> None:
-    """The machine, one fact a line."""
     environment, facts = document["environment"], document["configuration"]
     rows = {
         "machine": f"{environment['chip']} ({environment['machine']}, {environment['cpu_count']} CPUs)",
@@ -279,7 +265,6 @@ def projector_table(held_out: dict[str, dict[str, float]], title: str) -> None:
 
 
 def verification_table(document: Document) -> None:
-    """Rows the models were run for, then what was found."""
     rows, draw, report = document["rows"], document["draw"], document["report"]
     columns = ("<row", "tokens", "largest gap", "allowed", "rounds", "differing", "accepted")
     print_table("verification", columns, (_verified(row) for row in rows if row["drawn"]))

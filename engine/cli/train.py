@@ -46,7 +46,6 @@ def projector(
       kakeya_engine train projector --out ~/models/demo-projector
       kakeya_engine train projector --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash \\
           --out ~/models/qwen3-4b-projector --window 256 --length 2048 --texts-file corpus.jsonl
-      kakeya_engine train projector --out ~/models/regression-alone --steps 0 --json
     """  # noqa: D301 - click wants the character itself
     prepare()
     from engine.cli.progress import shown_progress
@@ -62,9 +61,8 @@ def projector(
     with shown_progress() as progress:
         target = load_target(model or SHIPPED_TARGET, dtype)
         fit_threads(target.target.hidden_size)
-        figures = train_projector(
-            target, drafter or SHIPPED_DRAFTER, out, switches, dtype=dtype, progress=progress
-        )
+        drafter = drafter or SHIPPED_DRAFTER
+        figures = train_projector(target, drafter, out, switches, dtype=dtype, progress=progress)
     if not as_json:
         from engine.cli.tables import projector_table
 

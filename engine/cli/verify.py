@@ -37,7 +37,6 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
     Examples:
       kakeya_engine verify report.json
       kakeya_engine verify report.json --sample 12 --record verification.json
-      kakeya_engine verify report.json --seed 20260301 --json
       kakeya_engine verify report.json --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
     request, runtime = take_request(values), prepare()
@@ -58,7 +57,6 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
         click.echo(json.dumps(document, allow_nan=False))
     else:
         verification_table(document)
-    if not found.confirmed:
-        places = found.refuted_rows
+    if places := found.refuted_rows:
         more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
         raise EngineError(f"{report} is refuted: {', '.join(places[:SHOWN])}{more}")

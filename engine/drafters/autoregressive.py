@@ -53,10 +53,10 @@ class Autoregressive(TextDrafter):
         self._before_bonus = 0  # … and the tokens fed before that in the same transaction
         self._forget_caches()
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
         if self._drafts is not None:
             self._settle(self._drafts, tokens)
-        super().observe(tokens, taps)
+        super().observe(tokens, hidden_states)
 
     def rewind(self, count: int) -> bool:
         """Forget tokens; where the caches cannot go back, the next proposal reads the rest again."""

@@ -27,21 +27,17 @@ NOTHING = Draft(mx.array([], mx.int32))
 class Drafter(Protocol):
     """Proposes tokens for one sequence at a time."""
 
-    @property
-    def name(self) -> str:
-        """The registry's name of this kind."""
-
-    @property
-    def tap_layers(self) -> tuple[int, ...]:
-        """Target layers whose outputs `observe` needs; empty for none."""
-
-    @property
-    def block_size(self) -> int:
-        """Block length it was made for, the bonus token included."""
+    name: str  # the registry's name of this kind
+    target_layers: tuple[int, ...]  # target layers whose outputs `observe` needs; empty for none
+    block_size: int  # block length it was made for, the bonus token included
 
     @property
     def nbytes(self) -> int:
         """Resident bytes of its sequence state."""
+
+    @property
+    def mark_nbytes(self) -> int:
+        """Bytes that a `mark` set now would hold besides."""
 
     @property
     def forwards(self) -> int:
@@ -56,8 +52,8 @@ class Drafter(Protocol):
     def start(self) -> None:
         """Begin a new sequence."""
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        """Note committed tokens and the outputs of `tap_layers` at them, [1, N, K·hidden], in order."""
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
+        """Note committed tokens and the outputs of `target_layers` at them, [1, N, K·hidden], in order."""
 
     def rewind(self, count: int) -> bool:
         """Forget the last ``count`` observed tokens; False where it cannot, and then nothing is forgotten."""
@@ -75,10 +71,11 @@ class Drafter(Protocol):
 class TextDrafter:
     """A drafter that reads nothing but the tokens, and can go back to any length of the text."""
 
-    tap_layers: tuple[int, ...] = ()
+    target_layers: tuple[int, ...] = ()
+    mark_nbytes = 0
     _tokens: Any  # a list or an array of those observed, or what works like one
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - it needs none
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:  # noqa: ARG002 - it needs none
         self._tokens.extend(tokens)
 
     def rewind(self, count: int) -> bool:

@@ -25,7 +25,7 @@ class BlockDrafter:
     def __init__(self, network: DFlash, policy: KVPolicy = NATIVE) -> None:
         config = network.config
         self.network, self.name, self._policy = network, config.kind, policy
-        self.tap_layers, self.block_size = config.target_layer_ids, config.block_size
+        self.target_layers, self.block_size = config.target_layer_ids, config.block_size
         self.forwards = 0
         self._target: Target | None = None
         self._no_rows = mx.zeros((1, 0, len(config.target_layer_ids) * config.hidden_size))
@@ -55,10 +55,10 @@ class BlockDrafter:
         self._waiting: list[mx.array] = []
         self._waits = 0  # rows in there
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        if taps is None or taps.shape[1] != len(tokens):
-            raise ValueError("a DFlash drafter needs the taps of every committed position")
-        self._waiting.append(taps)
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
+        if hidden_states is None or hidden_states.shape[1] != len(tokens):
+            raise ValueError("a DFlash drafter needs the hidden states of every committed position")
+        self._waiting.append(hidden_states)
         self._waits += len(tokens)
         if self._waits >= self.absorb_at:
             self.network.absorb(self._take_waiting(), self._context)
@@ -117,6 +117,10 @@ class BlockDrafter:
     @property
     def nbytes(self) -> int:
         return self._context.nbytes
+
+    @property
+    def mark_nbytes(self) -> int:
+        return self._context.mark_nbytes
 
 
 def likeliest_path(candidates: Candidates) -> Draft:

@@ -52,6 +52,14 @@ class TokenIndex:
             before.append(latest[slot])
             latest[slot] = place
 
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.append(token)
+
+    def __delitem__(self, last: slice) -> None:
+        for _ in range(len(self) - last.start):
+            self.pop()
+
     def pop(self) -> None:
         place = len(self._tokens)
         for n, latest, before in zip(self.grams, self._latest, self._before, strict=True):
@@ -131,17 +139,6 @@ class PromptLookup(TextDrafter):
 
     def start(self) -> None:
         self._tokens = TokenIndex(self.shortest)
-
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:  # noqa: ARG002 - it needs none
-        for token in tokens:
-            self._tokens.append(token)
-
-    def rewind(self, count: int) -> bool:
-        if count > len(self._tokens):
-            return False
-        for _ in range(count):
-            self._tokens.pop()
-        return True
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
         drafts, _ = self.look_up(bonus, count)

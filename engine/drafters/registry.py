@@ -58,13 +58,18 @@ def drafter_policy(text: str) -> KVPolicy:
 
 def split_policy(spec: str, policy: KVPolicy = NATIVE) -> tuple[str, KVPolicy]:
     rest, mark, text = spec.partition(POLICY_MARK)
-    return (rest, drafter_policy(text)) if mark else (spec, policy)
+    if mark and policy != NATIVE:
+        raise ConfigurationError(
+            f"--drafter {spec} and --drafter-kv {policy.spec} name two policies; give one"
+        )
+    return rest, drafter_policy(text) if mark else policy
 
 
 @dataclass(frozen=True)
 class DrafterSpec:
     kind: str
-    argument: str  # a folder, perhaps with settings, or a number
+    folder: Path
+    settings: dict[str, int]  # arguments of `PromptLookup` or `MaskedDiffusion`
     policy: KVPolicy  # of its own keys and values
     lookups: bool  # look-ups where they do better
 
@@ -78,28 +83,30 @@ def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
     if not rest:
         raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
     kind, colon, argument = rest.partition(":")
+    folder, settings = Path(argument), {}
     if kind not in KINDS:
         if "/" not in rest and not Path(rest).exists():
             raise ConfigurationError(
                 f"--drafter {rest!r} is neither a folder on this machine nor one of {', '.join(KINDS)}; "
                 "give a folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
             )
-        kind, argument = kind_of(Path(rest)), rest
+        kind, folder = kind_of(Path(rest)), Path(rest)
     elif kind == PromptLookup.name:
-        argument = argument if colon else str(PromptLookup.default_shortest)
-        if not re.fullmatch("[0-9]{1,9}", argument):
+        settings = {"shortest": int(argument)} if re.fullmatch("[0-9]{1,9}", argument) else {}
+        if colon and not settings:
             raise ConfigurationError(
                 f"--drafter {rest}: the shortest match must be a number of tokens, as in prompt-lookup:3"
             )
     elif not argument:
         raise ConfigurationError(f"--drafter {rest} lacks its folder; give {kind}:FOLDER")
     else:
-        folder = split_spec(argument)[0] if kind == MaskedDiffusion.name else Path(argument)
+        if kind == MaskedDiffusion.name:
+            folder, settings = split_spec(argument)
         if (found := kind_of(folder)) != kind:
             raise ConfigurationError(f"--drafter {rest}: the folder holds a drafter of the kind {found}")
     if policy.kind != NATIVE.kind and kind in (PromptLookup.name, MaskedDiffusion.name):
         raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps no keys and values; leave it out")
-    return DrafterSpec(kind, argument, policy, rest != spec)
+    return DrafterSpec(kind, folder, settings, policy, rest != spec)
 
 
 def open_drafter(
@@ -107,7 +114,7 @@ def open_drafter(
 ) -> LoadedDrafter:
     """Load what a ``--drafter`` text names (see the top of this file) and bind it to a target.
 
-    ``policy`` is of the drafter's own keys and values, where the text does not say. Raises as `read_spec`,
+    ``policy`` is of the drafter's own keys and values; the text may say it instead. Raises as `read_spec`,
     and DrafterMismatchError where the drafter was made for another target.
     """
     asked = read_spec(spec, policy)
@@ -132,22 +139,18 @@ def kind_of(folder: Path) -> str:
     )
 
 
-def _open_prompt_lookup(
-    spec: DrafterSpec,
-    target: LoadedTarget,
-    dtype: str | None,  # noqa: ARG001 - there is no network
-) -> LoadedDrafter:
-    drafter = PromptLookup(int(spec.argument))
+def _open_prompt_lookup(spec: DrafterSpec, target: LoadedTarget, _: str | None) -> LoadedDrafter:
+    drafter = PromptLookup(**spec.settings)
     drafter.bind(target.target)
     return LoadedDrafter(drafter, None, f"shortest={drafter.shortest}")
 
 
 def _open_block(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    return load_drafter(Path(spec.argument), target.target, dtype, spec.policy)
+    return load_drafter(spec.folder, target.target, dtype, spec.policy)
 
 
 def _open_autoregressive(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    model, policy = load_target(Path(spec.argument), dtype), spec.policy
+    model, policy = load_target(spec.folder, dtype), spec.policy
     refuse_policy(model.target.model, policy, "--drafter-kv")
     drafter = Autoregressive(model.target, policy=policy)
     drafter.bind(target.target)
@@ -155,17 +158,18 @@ def _open_autoregressive(spec: DrafterSpec, target: LoadedTarget, dtype: str | N
     return LoadedDrafter(drafter, model.card, kv_setting(policy))
 
 
-def diffusion_settings(argument: str) -> tuple[Path, dict[str, Any], dict[str, int]]:
-    """A masked diffusion drafter's folder, its ``config.json``, and the settings of `MaskedDiffusion`."""
-    folder, asked = split_spec(argument)
-    config = read_json(folder / "config.json")
-    mask = opened(folder, "the mask token", lambda: mask_token(folder, config))
-    return folder, config, {"mask_token_id": mask} | settings_of(folder / "config.json", config) | asked
+def diffusion_settings(spec: DrafterSpec) -> tuple[dict[str, Any], dict[str, int]]:
+    """The ``config.json`` of a masked diffusion drafter's folder, and the settings of `MaskedDiffusion`."""
+    file = spec.folder / "config.json"
+    config = read_json(file)
+    mask = opened(spec.folder, "the mask token", lambda: mask_token(spec.folder, config))
+    return config, {"mask_token_id": mask} | settings_of(file, config) | spec.settings
 
 
 def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    wanted, files = dtype_of(dtype), weight_files(split_spec(spec.argument)[0])
-    folder, config, settings = diffusion_settings(spec.argument)
+    wanted, folder = dtype_of(dtype), spec.folder
+    files = weight_files(folder)
+    config, settings = diffusion_settings(spec)
     network = opened(folder, "the model", lambda: build_model(config))
     fill_network(folder, files, network, config.get("quantization"))
     drafter = MaskedDiffusion(network, **settings)

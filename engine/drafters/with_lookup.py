@@ -64,7 +64,7 @@ class WithLookup:
     def __init__(self, other: Drafter) -> None:
         self._lookup, self._other = PromptLookup(), other
         self.name = f"{self._lookup.name}+{other.name}"
-        self.tap_layers, self.block_size = other.tap_layers, other.block_size
+        self.target_layers, self.block_size = other.target_layers, other.block_size
         self._forget()
 
     def _forget(self) -> None:
@@ -84,9 +84,9 @@ class WithLookup:
         self._other.start()
         self._forget()
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
         self._lookup.observe(tokens, None)
-        self._other.observe(tokens, taps)
+        self._other.observe(tokens, hidden_states)
         if self._asked:
             self._asked = False
             self._other_score.add(len(tokens) - 1)
@@ -124,6 +124,10 @@ class WithLookup:
     @property
     def nbytes(self) -> int:
         return self._lookup.nbytes + self._other.nbytes
+
+    @property
+    def mark_nbytes(self) -> int:
+        return self._other.mark_nbytes
 
     @property
     def forwards(self) -> int:

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.batch_decode import Emitted, Request, decode_together
+from engine.batch_decode import Emitted, Request, decode_batch
 from engine.cache.stats import kept_positions, kv_use
 from engine.cache.transaction import resident
 from engine.config import Engine
@@ -76,7 +76,7 @@ def speculate(
     return replace(last.outcome, text=text)
 
 
-def speculate_together(
+def speculate_batch(
     engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, draft_length: DraftLength
 ) -> list[Outcome]:
     """Decoding by our loop, greedily, all prompts in one batch.
@@ -93,7 +93,7 @@ def speculate_together(
     steps: list[list[tuple[Emitted, int, float]]] = [[] for _ in prompts]
     between = 0.0  # seconds after the prompts that no round accounts for
     last = perf_counter()
-    for emitted in decode_together(
+    for emitted in decode_batch(
         target.target,
         drafter,
         requests,

@@ -17,7 +17,7 @@ from engine.config import Engine
 from engine.device import Runtime, threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.arms import plain, speculate, speculate_together
+from engine.evaluation.arms import plain, speculate, speculate_batch
 from engine.evaluation.calibration import Calibration
 from engine.evaluation.environment import LoadWatch, describe, target_card
 from engine.evaluation.journal import Entry, Journal, fingerprint
@@ -171,7 +171,7 @@ class Evaluation:
 
         def run(some: Sequence[list[int]]) -> Sequence[Outcome]:
             if batched:
-                return speculate_together(used, some, most, length)
+                return speculate_batch(used, some, most, length)
             return [run_arm(used, arm, tokens, most, length, options=options) for tokens in some]
 
         row = partial(scored_row, used.target.tokenizer)
@@ -209,7 +209,7 @@ class Evaluation:
         for turn in range(WARM_UPS if self.batch > 1 else min(WARM_UPS, len(encoded))):
             start = turn * self.batch % len(encoded)
             if self.batch > 1:
-                speculate_together(engine, encoded[start : start + self.batch], most, tried)
+                speculate_batch(engine, encoded[start : start + self.batch], most, tried)
             else:
                 speculate(engine, encoded[start], most, tried)
             if not isinstance(tried, Calibration) or tried.finished:

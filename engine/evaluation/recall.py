@@ -35,7 +35,7 @@ class RecallSwitches(measure.SetSwitches):
     max_tokens: int = measure.at_least(16)
     min_recall: float | None = measure.at_least(None, CLAIMS["recall"].lowest, 1)
     claim: str = "auto"
-    batch: int = measure.at_least(1)  # rows then hold shares, see `speculate_together`
+    batch: int = measure.at_least(1)  # rows then hold shares, see `speculate_batch`
     haystack: Haystack = field(default_factory=Haystack)
 
 

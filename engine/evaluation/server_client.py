@@ -233,7 +233,8 @@ def check_counts(asked: Question, usage: Usage, how: Provenance) -> None:
 def outcome(asked: Question, answer: Answer, target: LoadedTarget) -> Outcome:
     """The outcome for a row, from what came over HTTP; a text that was split is that of its tokens."""
     how, text = answer.provenance, answer.text
-    if how.rounds is None:
+    held, drafters, forwards = how.resident_bytes, how.drafter_resident_bytes, how.drafter_forwards
+    if how.rounds is None or held is None or drafters is None or forwards is None:
         raise ServerFault(f"{asked.identifier}: the answer lacks x_kakeya.rounds, which were asked for")
     if answer.split:
         text = text_of(target.tokenizer, answer.tokens, Stops(target.stops), asked.tokens)
@@ -247,8 +248,8 @@ def outcome(asked: Question, answer: Answer, target: LoadedTarget) -> Outcome:
         rounds=[Round(*each) for each in how.rounds],
         path=f"speculative:{how.drafter}" if how.drafter else "plain:kakeya.decode",
         cache_classes=how.cache_classes,
-        resident_bytes=how.resident_bytes - how.drafter_resident_bytes,
+        resident_bytes=held - drafters,
         kv=KVUse(tuple(coded.layers), coded.values, coded.bytes) if coded else None,
         kept=how.kept_positions,
-        drafter_forwards=how.drafter_forwards,
+        drafter_forwards=forwards,
     )

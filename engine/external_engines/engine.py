@@ -11,7 +11,7 @@ has received prompt and text. Every later token is held to the same count before
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pkgutil import resolve_name
 from typing import Any
@@ -39,6 +39,7 @@ class DraftCounts:
 
     rounds: int = 0  # verify forwards
     accepted: int = 0  # drafts that the target confirmed
+    caches: list[Any] = field(default_factory=list)  # the draft model's, where it has ours
 
     @property
     def acceptance_length(self) -> float | None:
@@ -105,8 +106,7 @@ def handed_over(strategy: str, entry: LoopEntry, model: Any, caches: list[Any]) 
 
 def models_of(model: Any) -> list[Any]:
     """A model and the text model inside it, where it has one: some engines ask that."""
-    inner = getattr(model, "language_model", None)
-    return [model] if inner is None else [model, inner]
+    return [each for each in (model, getattr(model, "language_model", None)) if each is not None]
 
 
 def positions_in(cache: Any) -> int | None:
@@ -156,7 +156,6 @@ class ModelState:
             before()
 
     def _remember(self) -> Callable[[], None]:
-        """Return what restores the present state."""
         classes = [(kind, dict(vars(kind))) for kind in self._classes]
         dicts = [(each, dict(each)) for root in self._roots for each in (root, vars(root))]
         lists = [(v, list(v)) for root in self._roots for v in root.values() if isinstance(v, list)]
@@ -185,7 +184,7 @@ class ExternalEngine:
     def __init__(self, name: str, entry: LoopEntry, target: LoadedTarget, loop: ExternalLoop) -> None:
         """Find the strategy; ConfigurationError if the engine cannot decode with this target at all."""
         self.name, self._entry = name, entry
-        self._model, (self._block, self._loop) = target.target.model, loop
+        self._model, (self.block, self._loop) = target.target.model, loop
         # Why it cannot decode under a policy, or None; InputError if the target itself cannot.
         self.obstacle = lru_cache(256)(self._obstacle)  # requests may spell out any number of policies
         failed = [unfit] if (unfit := self._unfit(NATIVE)) else []
@@ -230,7 +229,7 @@ class ExternalEngine:
 
     def _unfit(self, policy: KVPolicy) -> str | None:
         """Why an engine that takes positions back could not do so on the caches of a policy, or None."""
-        caches = policy.new_caches(self._model, self._block) if self._entry.drafts else []
+        caches = policy.new_caches(self._model, self.block) if self._entry.drafts else []
         fixed = [type(cache).__name__ for cache in caches if not cache.is_trimmable()]
         return f"it takes positions back by trimming, which a {fixed[0]} cannot do" if fixed else None
 
@@ -248,14 +247,13 @@ class ExternalEngine:
         """Run the engine from token to token; between two of them the target is as it was."""
         where = f"engine {self.name}, strategy {self.strategy}, policy {policy.spec}"
         own, state = self.strategy == OWN_CACHES, ModelState(self._model)
-        caches[:] = [] if own else policy.new_caches(self._model, self._block)
+        caches[:] = [] if own else policy.new_caches(self._model, self.block)
 
         def steps() -> Generator[int]:
-            with ExitStack() as until_first:
-                handed = handed_over(self.strategy, self._entry, self._model, caches)
-                keywords = until_first.enter_context(handed)
+            with ExitStack() as handing:  # until the first token
+                keywords = handing.enter_context(handed_over(self.strategy, self._entry, self._model, caches))
                 for token in self._loop(list(prompt), limit, counts, **keywords):
-                    until_first.close()
+                    handing.close()
                     yield token
 
         running = steps()

@@ -1,6 +1,5 @@
 """The loops of mlx-lm, z-lab's dflash and dflash-mlx, opened for a target and a drafter's folder."""
 
-import json
 from collections.abc import Generator
 from functools import partial
 from importlib import import_module
@@ -17,10 +16,12 @@ from engine.cache.transaction import new_caches
 from engine.drafters.base import refuse_mismatch
 from engine.errors import ConfigurationError, GenerationError, wrap_errors
 from engine.external_engines.engine import DraftCounts, ExternalEngine, ExternalLoop, LoopEntry, replaced
+from engine.target.folder import read_json, require_folder
 from engine.target.loading import LoadedTarget, load_target
 from engine.target.model import Target
 
 ZLAB = "dflash.model_mlx"
+QWEN = ("dflash_mlx.engine.target_qwen_gdn:QwenGdnTargetOps", "make_cache")
 # Published configs have these outside `dflash_config` too, where z-lab's loop does not look.
 NESTED = {"input_embedding_scale", "output_multiplier", "final_logit_softcapping"}
 
@@ -41,15 +42,15 @@ def open_speculative(target: LoadedTarget, drafter: Path, block: int | None) -> 
     refuse_mismatch("vocabulary", small.vocab_size, target.target.vocab_size)
 
     def steps(prompt: list[int], limit: int, counts: DraftCounts, **caches: Any) -> Generator[int]:
-        own, given = new_caches(small.model, block), caches.get("prompt_cache")
+        counts.caches, given = new_caches(small.model, block), caches.get("prompt_cache")
         # It splits one list after as many as the target has layers; layers that share keys have fewer caches.
         if given is not None and len(given) != len(model.layers):
             raise GenerationError(f"mlx-lm wants {len(model.layers)} caches, one a layer, not {len(given)}")
         sizes: Any = {"num_draft_tokens": block - 1, "max_tokens": limit}
-        both = given and [*given, *own]
+        both = given and [*given, *counts.caches]
         rounds = speculative_generate_step(mx.array(prompt), model, small.model, prompt_cache=both, **sizes)
         drafted = False  # the token before; a round ends with one of the target's
-        with replaced(small.model, "make_cache", lambda: own):
+        with replaced(small.model, "make_cache", lambda: counts.caches):
             first = list(islice(rounds, 1))
         for token, _, from_draft in chain(first, rounds):
             counts.rounds += not drafted
@@ -65,7 +66,7 @@ def open_zlab(target: LoadedTarget, drafter: Path, block: int | None) -> Externa
     module: Any = import_module(ZLAB)
     with replaced(module, "snapshot_download", lambda path, **_: path):
         draft = module.load_draft(str(drafter))
-    config = json.loads((drafter / "config.json").read_text(encoding="utf-8"))
+    config = read_json(drafter / "config.json")
     for name in (config.keys() & NESTED) - config["dflash_config"].keys():
         setattr(draft.config, name, config[name])
     add_unseen_scale(draft, target.target)
@@ -142,22 +143,13 @@ ENGINES: dict[str, LoopEntry] = {
         "dflash", "pip install --no-deps dflash==0.1.0", open_zlab, makers=((ZLAB, "make_prompt_cache"),)
     ),
     "dflash-mlx": LoopEntry(
-        "dflash_mlx",
-        "pip install --no-deps dflash-mlx==0.1.8",
-        open_dflash_mlx,
-        attends=True,
-        makers=(("dflash_mlx.engine.target_qwen_gdn:QwenGdnTargetOps", "make_cache"),),
+        "dflash_mlx", "pip install --no-deps dflash-mlx==0.1.8", open_dflash_mlx, attends=True, makers=(QWEN,)
     ),
 }
 
 
-def open_external_engine(
-    name: str, target: LoadedTarget, drafter: Path | None = None, block: int | None = None
-) -> ExternalEngine:
-    """Open one of `ENGINES` for a target, which several engines and sessions may share.
-
-    ``block``: positions of a verify forward, the bonus included; None leaves it to the engine.
-    """
+def check_engine(name: str, drafter: Path | None = None, block: int | None = None) -> LoopEntry:
+    """The entry of an engine that `open_external_engine` opens so; InputError where it would not."""
     if name not in ENGINES:
         raise ConfigurationError(f"engine {name!r} is none of {', '.join(ENGINES)}")
     entry = ENGINES[name]
@@ -170,6 +162,16 @@ def open_external_engine(
     ):
         if refused:
             raise ConfigurationError(f"engine {name} {why}")
+    if drafter is not None:
+        require_folder(drafter)
+    return entry
+
+
+def open_external_engine(
+    name: str, target: LoadedTarget, drafter: Path | None = None, block: int | None = None
+) -> ExternalEngine:
+    """Open one of `ENGINES` for a target that others may share; a block counts the bonus, None: its own."""
+    entry = check_engine(name, drafter, block)
     with wrap_errors(lambda reason: ConfigurationError(f"engine {name} cannot open these models: {reason}")):
         loop = entry.open(target, drafter, block)
     return ExternalEngine(name, entry, target, loop)

@@ -19,8 +19,6 @@ from engine.cache.ring import widened
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.rotary import Angles, Rotary
 
-__all__ = ["SPARE", "Context", "DFlash", "DFlashConfig"]
-
 SPARE = 64  # rows a sliding layer keeps beyond its window when its buffer grows, so that it can go back
 ACTIVATIONS = {"silu": nn.silu, "gelu_pytorch_tanh": nn.gelu_approx, "gelu": nn.gelu}
 
@@ -159,6 +157,10 @@ class Context:
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
 
+    @property
+    def mark_nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers if layer.keep is not None)
+
 
 class RMSNorm(nn.RMSNorm):
     """RMS norm in two kernels on a CPU, where mlx's own is seven operations; Metal has one kernel for it."""
@@ -274,19 +276,18 @@ class DFlash(nn.Module):
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rope = Rotary(config.rotary, config.head_dim)
 
-    def __call__(self, embeddings: mx.array, taps: mx.array, context: Context) -> mx.array:
+    def __call__(self, embeddings: mx.array, hidden_states: mx.array, context: Context) -> mx.array:
         """Draft one block: normalised hidden states of its rows, [1, B, hidden].
 
-        Args:
-            embeddings: as the target's first layer gets them, but scaled, [1, B, hidden].
-            taps: target layer outputs at S ≥ 0 new committed positions, [1, S, K·hidden].
-            context: the sequence so far; on return it holds S more positions.
+        ``embeddings`` [1, B, hidden] are what the target's first layer gets, but scaled; ``hidden_states``
+        [1, S, K·hidden] are target layer outputs at S ≥ 0 new committed positions, which ``context`` holds
+        on return.
         """
         length = embeddings.shape[1]
-        if taps.shape[1] > SPARE:  # many rows: a sliding layer need not compute those it cannot see
-            self.absorb(taps, context, ahead=length)
-            taps = taps[:, :0]
-        features, new = self._features(taps), taps.shape[1]
+        if hidden_states.shape[1] > SPARE:  # many rows: a sliding layer need not compute those it cannot see
+            self.absorb(hidden_states, context, ahead=length)
+            hidden_states = hidden_states[:, :0]
+        features, new = self._features(hidden_states), hidden_states.shape[1]
         end = context.offset + new + length
         angles = self.rope.angles(context.offset, new + length, end)
         rows = embeddings
@@ -296,22 +297,21 @@ class DFlash(nn.Module):
         hidden: mx.array = self.norm(rows)
         return hidden
 
-    def absorb(self, taps: mx.array, context: Context, *, ahead: int = 0) -> None:
-        features, new = self._features(taps), taps.shape[1]
+    def absorb(self, hidden_states: mx.array, context: Context, *, ahead: int = 0) -> None:
+        features, new = self._features(hidden_states), hidden_states.shape[1]
         angles = self.rope.angles(context.offset, new, context.offset + new + ahead)
         for layer, memory in zip(self.layers, context.layers, strict=True):
             layer.self_attn.absorb(features, self.rope, angles, memory)
         context.offset += new
 
-    def _features(self, taps: mx.array) -> mx.array:
-        """Context rows [1, S, hidden] from taps [1, S, K*hidden]."""
-        if not taps.shape[1]:
-            return mx.zeros((1, 0, self.config.hidden_size), taps.dtype)
-        features: mx.array = self.hidden_norm(self.fc(taps))
+    def _features(self, hidden_states: mx.array) -> mx.array:
+        """Context rows [1, S, hidden] from hidden states [1, S, K·hidden]."""
+        if not hidden_states.shape[1]:
+            return mx.zeros((1, 0, self.config.hidden_size), hidden_states.dtype)
+        features: mx.array = self.hidden_norm(self.fc(hidden_states))
         return features
 
     def shape_logits(self, logits: mx.array) -> mx.array:
-        """Scale and soft-cap what the target's head gives for the drafter's rows."""
         if self.config.output_multiplier != 1.0:
             logits = logits * self.config.output_multiplier
         if (cap := self.config.final_logit_softcapping) is not None:

@@ -39,6 +39,10 @@ Softcap = Annotated[Number, AfterValidator(lambda cap: cap if cap > 0 else None)
 SizeOrNone = Annotated[Index, AfterValidator(lambda size: size or None)] | None
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
+
+
 def _rotary(raw: Mapping[str, Any], info: ValidationInfo) -> RotaryConfig:
     return rotary_config(raw, info.data.get("head_dim", HEAD_DIM))
 
@@ -91,6 +95,7 @@ class DFlashConfig:
         if unknown := sorted(nested.keys() - NESTED_KEYS - {*second_keys}):
             raise ModelError(f"dflash_config: unknown fields {', '.join(unknown)}")
         given = {name: each for part in (raw, nested) for name, each in part.items() if each is not None}
+        given |= {name: int(each) for name, each in given.items() if _is_whole(each)}
         given.setdefault("num_key_value_heads", given.get("num_attention_heads", 1))
         if given.get("use_sliding_window"):
             given.setdefault("sliding_window", WINDOW)

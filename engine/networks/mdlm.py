@@ -5,7 +5,7 @@ causal mask is gone, and row i of the logits is a guess at token i itself, not a
 mlx-lm's, called without a mask. A ``sliding_window`` in the config is ignored, as the published code does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,6 @@ class MaskedDiffusionModel(nn.Module):
         if self.args.tie_word_embeddings:
             weights.pop("lm_head.weight", None)
         return weights
-
-    @property
-    def layers(self) -> Sequence[nn.Module]:
-        return self.model.layers
 
 
 def build_model(config: Mapping[str, Any]) -> MaskedDiffusionModel:

@@ -36,7 +36,7 @@ class ProjectorConfig:
     target: Annotated[Digest, Field(alias="target_sha256")]  # of the weights it was trained for
     drafter: Annotated[Digest, Field(alias="drafter_sha256")]
     # target layers the drafter reads
-    taps: Annotated[tuple[Index, ...], Field(alias="target_layer_ids", min_length=1)]
+    target_layers: Annotated[tuple[Index, ...], Field(alias="target_layer_ids", min_length=1)]
     features: Annotated[Size, Field(alias="feature_size")]  # of the drafter's keys and values, all layers
     layers: Annotated[tuple[LayerShape, ...], Field(min_length=1)]  # what it gives, in ascending order
 
@@ -95,13 +95,13 @@ class DrafterFeatures:
     """A DFlash network's keys and values before norms and rotation; keeps the matrices it needs alone."""
 
     def __init__(self, network: DFlash) -> None:
-        self.taps = network.config.target_layer_ids
+        self.target_layers = network.config.target_layer_ids
         self._fc, self._norm = network.fc, network.hidden_norm
         attentions = [layer.self_attn for layer in network.layers]
         self._projections = [part for each in attentions for part in (each.k_proj, each.v_proj)]
         self.size = sum(2 * each.kv_heads * each.head_dim for each in attentions)
 
-    def __call__(self, taps: mx.array) -> mx.array:
+    def __call__(self, hidden_states: mx.array) -> mx.array:
         """Tapped rows [..., K·hidden] to features [..., size]."""
-        context = self._norm(self._fc(taps))
+        context = self._norm(self._fc(hidden_states))
         return mx.concatenate([projection(context) for projection in self._projections], axis=-1)

@@ -18,19 +18,14 @@ import mlx.core as mx
 
 from engine.errors import ModelError
 
-# Fields each type needs besides the base, and those it may have; transformers' names.
-NEEDED: Mapping[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "longrope": ("short_factor", "long_factor"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
-OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "default": ("factor",),  # written by some exporters, used by none
-    "yarn": ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"),
-    "longrope": ("factor", "attention_factor"),
+# Fields of each type besides the base, by transformers' names; those behind the bar may be left out.
+FIELDS = {
+    "default": "| factor",  # written by some exporters, used by none
+    "linear": "factor",
+    "dynamic": "factor",
+    "yarn": "factor | beta_fast beta_slow mscale mscale_all_dim attention_factor truncate",
+    "longrope": "short_factor long_factor | factor attention_factor",
+    "llama3": "factor low_freq_factor high_freq_factor",
 }
 ORIGINAL = "original_max_position_embeddings"
 # Fields of the target's own embedding that published drafters carry along and do not use.
@@ -40,7 +35,7 @@ LARGEST = 1e18  # of any number here: at some length of a sequence larger ones w
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    kind: str  # one of the keys of `NEEDED`
+    kind: str  # one of the keys of `FIELDS`
     theta: float  # the base
     positions: int  # ``max_position_embeddings``
     fields: Mapping[str, Any]  # by transformers' names; the factors of longrope are tuples
@@ -116,23 +111,25 @@ def rotary_config(raw: Mapping[str, Any], head_dim: int) -> RotaryConfig:
     given = {name: value for name, value in scaling.items() if value is not None and name not in UNUSED}
     kind = given.pop("rope_type", given.pop("type", "default"))
     given.pop("type", None)
-    if kind not in NEEDED:
-        raise ModelError(f"drafter rope_type {kind!r} is not one of {', '.join(NEEDED)}")
+    if kind not in FIELDS:
+        raise ModelError(f"drafter rope_type {kind!r} is not one of {', '.join(FIELDS)}")
+    needed, _, optional = FIELDS[kind].partition("|")
     theta = given.pop("rope_theta", raw.get("rope_theta"))
     if theta is None:
         raise ModelError("drafter config.json: rope_theta is missing")
     positions = _number("max_position_embeddings", raw.get("max_position_embeddings", 32768))  # as Qwen3's
     if given.pop("partial_rotary_factor", 1.0) != 1.0 and kind != "default":
         raise ModelError(f"drafter rope_type {kind!r} does not go with a partial_rotary_factor")
-    if odd := sorted(given.keys() - {*NEEDED[kind], *OPTIONAL.get(kind, ()), ORIGINAL}):
+    if odd := sorted(given.keys() - {*needed.split(), *optional.split(), ORIGINAL}):
         raise _fault(f"unknown fields {', '.join(odd)} for {kind!r}")
-    if missing := [name for name in NEEDED[kind] if name not in given]:
+    if missing := [name for name in needed.split() if name not in given]:
         raise _fault(f"{missing[0]} is missing for {kind!r}")
     if isinstance(raw.get(ORIGINAL), int | float):
         given[ORIGINAL] = raw[ORIGINAL]
     fields: dict[str, Any] = {ORIGINAL: positions}
     for name, value in given.items():
-        fields[name] = _factors(name, value, head_dim) if name in NEEDED["longrope"] else _number(name, value)
+        listed = name in ("short_factor", "long_factor")
+        fields[name] = _factors(name, value, head_dim) if listed else _number(name, value)
     if kind == "llama3" and not fields["low_freq_factor"] < fields["high_freq_factor"]:
         raise _fault("low_freq_factor must be less than high_freq_factor")
     if kind == "dynamic" and head_dim < 4:
@@ -171,7 +168,6 @@ class Angles:
     turns: tuple[mx.array, mx.array] | None
 
     def part(self, start: int, stop: int | None = None) -> "Angles":
-        """The angles of the rows from ``start`` on, before ``stop``."""
         turns = self.turns
         if turns is not None and (start or stop is not None):
             turns = turns[0][start:stop], turns[1][start:stop]

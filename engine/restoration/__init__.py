@@ -1,5 +1,1 @@
-"""Restoration: keys and values of evicted prompt positions are supplied from another source.
-
-The rows are stored as any others are, so restoring saves no memory here. It would where rows are computed
-again at every read, and evicted ones are dropped.
-"""
+"""Keys and values of evicted prompt positions from another source. They are stored, so no memory is saved."""

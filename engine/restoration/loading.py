@@ -15,17 +15,9 @@ from engine.networks.projector import DrafterFeatures, Projector, ProjectorConfi
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
 from engine.restoration.sources import LEARNED, Learned
+from engine.target import loading as loaders
 from engine.target.folder import card_of, read_json, weight_files
-from engine.target.loading import (
-    SHIPPED,
-    SHIPPED_DRAFTER,
-    SHIPPED_TARGET,
-    LoadedTarget,
-    dtype_of,
-    fill_network,
-    load_drafter,
-    make_ready,
-)
+from engine.target.loading import SHIPPED, SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget
 from engine.target.model import Target
 from evidence_format.model import Model
 from evidence_format.weights import digest
@@ -77,20 +69,20 @@ def load_learned(
     config = ProjectorConfig.from_dict(read_json(folder / "config.json"))
     _refuse_other("target", config.target, target.card.weights_sha256)
     projector = Projector(config)
-    fill_network(folder, files, projector, None)
+    loaders.fill_network(folder, files, projector, None)
     features = features_of(_drafter_folder(folder, config, drafter), target.target, dtype)[0]
-    if (features.taps, features.size) != (config.taps, config.features):
+    if (features.target_layers, features.size) != (config.target_layers, config.features):
         raise ModelError(
-            f"{folder / 'config.json'}: target_layer_ids {list(config.taps)} and feature_size "
-            f"{config.features} are not the drafter's {list(features.taps)} and {features.size}"
+            f"{folder / 'config.json'}: target_layer_ids {list(config.target_layers)} and feature_size "
+            f"{config.features} are not the drafter's {list(features.target_layers)} and {features.size}"
         )
-    make_ready(folder, projector, dtype_of(dtype))
+    loaders.make_ready(folder, projector, loaders.dtype_of(dtype))
     return Learned(features, projector, card_of(folder, files, projector))
 
 
 def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[DrafterFeatures, Model]:
     """The features of a folder's DFlash drafter, and its card; ModelError if it holds none for the target."""
-    loaded = load_drafter(folder, target, dtype)
+    loaded = loaders.load_drafter(folder, target, dtype)
     if not isinstance(loaded.drafter, BlockDrafter) or loaded.card is None:
         raise ModelError(f"{folder} holds no DFlash drafter")
     return DrafterFeatures(loaded.drafter.network), loaded.card

@@ -74,15 +74,15 @@ class Restoration:
         self._source.start()
 
     def forward(
-        self, tokens: mx.array, caches: list[Any], taps: HiddenStateHooks | None, new: int, position: int
+        self, tokens: mx.array, caches: list[Any], hooks: HiddenStateHooks | None, new: int, position: int
     ) -> mx.array | None:
         """Compute a chunk of a prompt, then restore what it pushes out of the window.
 
         The last ``new`` of the ``tokens`` [1, N] are the prompt's, the first of them at ``position``. Returns
-        the rows [1, N, K·hidden] of the drafter's ``taps``, or None without those.
+        the rows [1, N, K·hidden] of the drafter's ``hooks``, or None without those.
         """
         with self._source.recording():
-            _, hidden = self._target.forward(tokens, caches, taps)
+            _, hidden = self._target.forward(tokens, caches, hooks)
         self._pending.append((position, self._source.recorded(new)))
         limit = position + new - self._window  # positions before it are evicted
         while self._pending and self._pending[0][0] < limit:

@@ -11,7 +11,6 @@ The first is to give what a full cache gives, and noise must destroy it; if it d
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
@@ -34,40 +33,22 @@ class Learned:
     card: Model
 
 
-class ModuleOutputs(HiddenStateHooks):
-    """Outputs of any modules of a model, in the order they are named; hooks as `HiddenStateHooks` does.
-
-    A module that runs several times in a forward is named as often: its outputs come in order.
-    """
-
-    def __init__(self, modules: Sequence[Any]) -> None:
-        super().__init__(modules, range(len(modules)))
-
-    def outputs(self) -> list[mx.array]:
-        """What the last collection recorded, an array for each module; forgets it."""
-        rows, self._rows = self._rows, {}
-        found = [rows.get(id(module), []) for module in self._layers]
-        if any(call >= len(each) for call, each in zip(self._calls, found, strict=True)):
-            raise ValueError("a hooked module did not run")
-        return [each[call] for call, each in zip(self._calls, found, strict=True)]
-
-
 class Exact:
     """The target's own keys and values; hears the prefill's forwards, gives rows as positions are evicted."""
 
-    _hooks: Any
+    _hooks: HiddenStateHooks
 
     def __init__(self, sites: Sequence[Site], seed: int) -> None:  # noqa: ARG002 - for those that draw
         self._counts = [len(site.projections) for site in sites]
-        self._hooks = ModuleOutputs([module for site in sites for module in site.projections])
+        modules = [module for site in sites for module in site.projections]
+        self._hooks = HiddenStateHooks(modules, range(len(modules)))
 
     def start(self) -> None:
         """Begin a new sequence."""
 
     def recording(self) -> AbstractContextManager[None]:
         """Record the forward inside the block."""
-        collecting: AbstractContextManager[None] = self._hooks.collecting()
-        return collecting
+        return self._hooks.collecting()
 
     def recorded(self, count: int) -> Rows:
         """What there is to keep of the last ``count`` positions of that forward."""
@@ -124,7 +105,7 @@ class FromDrafter(Exact):
     def __init__(self, target: Target, sites: Sequence[Site], learned: Learned) -> None:
         self._features = learned.features
         self._projections = [learned.projector.of(site.layer) for site in sites]
-        self._hooks = target.tap(self._features.taps)
+        self._hooks = target.hook_layers(self._features.target_layers)
 
     def recorded(self, count: int) -> Rows:
         rows = self._hooks.take()

@@ -128,14 +128,16 @@ class ResponseBuilder(ABC):
     def provenance(self, ended: DecodeFinished) -> schema.Provenance:
         outcome = ended.outcome
         verified = [each for each in outcome.rounds if each.block > 1]
-        drafted = sum(each.block - 1 for each in verified)
         counts = ended.external_counts or DraftCounts(len(verified), sum(each.accepted for each in verified))
         decoded, length = len(self.tokens) - 1, counts.acceptance_length
+        ours = ended.cache_strategy is None
+        plain = len(outcome.rounds) - len(verified) if ours else decoded
+        untold = ended.external_counts is not None  # it tells rounds and accepted drafts alone
         speed = round(decoded / outcome.decode_s, 3) if outcome.decode_s > 0 and decoded else None
         asked: dict[str, Any] = {}
         if self._request.return_token_ids:
             asked |= {"token_ids": self.tokens, "prompt_token_ids": self.decoded.prompt}
-        if self._request.return_rounds:
+        if self._request.return_rounds and ours:
             asked["rounds"] = [
                 (r.block, r.accepted, round(r.draft_s, 7), round(r.verify_s, 7)) for r in outcome.rounds
             ]
@@ -149,17 +151,17 @@ class ResponseBuilder(ABC):
             **{name: getattr(ended, name) for name in FACTS},
             speculation=counts.rounds > 0,
             verify_rounds=counts.rounds,
-            plain_steps=len(outcome.rounds) - len(verified),
-            drafted=drafted if ended.external_counts is None else None,
+            plain_steps=None if untold else plain,
+            drafted=None if untold else sum(each.block - 1 for each in verified),
             accepted=counts.accepted,
             acceptance_length=length if length is None else round(length, 4),
-            drafter_forwards=outcome.drafter_forwards,
+            drafter_forwards=None if untold else outcome.drafter_forwards,
             queue_s=round(ended.queue_s, 6),
             prefill_s=round(outcome.prefill_s, 6),
             decode_s=round(outcome.decode_s, 6),
             decode_tokens_per_s=speed,
-            resident_bytes=outcome.resident_bytes + outcome.drafter_resident_bytes,
-            drafter_resident_bytes=outcome.drafter_resident_bytes,
+            resident_bytes=ended.resident_bytes,
+            drafter_resident_bytes=ended.drafter_resident_bytes,
             cache_classes=dict(outcome.cache_classes),
             **asked,
         )

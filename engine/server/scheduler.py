@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.errors import EngineError, GenerationError
+from engine.external_engines.engine import DraftCounts
 from engine.registry import ModelEntry
 from engine.server.schema import ShuttingDownError
 from engine.server.sequence import (
@@ -79,12 +80,13 @@ class ActiveSequence:
     events: Generator[Event]
     cached: CachedSession | None = None  # None with an external engine
     caches: list[Any] = field(default_factory=list)  # those given to an external engine
+    counts: DraftCounts = field(default_factory=DraftCounts)  # of one, with its drafter's caches
 
     @property
     def nbytes(self) -> int:
         if self.cached is not None:
             return self.cached.nbytes
-        return sum(int(cache.nbytes) for cache in self.caches)
+        return sum(int(cache.nbytes) for cache in (*self.caches, *self.counts.caches))
 
 
 class Scheduler:
@@ -235,12 +237,11 @@ class Scheduler:
         request, model = job.request, job.lease.granted.result()
         obstacle, external = model.check(request), model.external
         if external is not None and obstacle is None:
-            caches: list[Any] = []
-            drafter = model.external_drafter
+            caches, counts, drafter = list[Any](), DraftCounts(), model.external_drafter
             events = decode_externally(
-                request, model.target, external, caches, drafter=drafter, submitted=job.submitted
+                request, model.target, external, caches, counts, drafter=drafter, submitted=job.submitted
             )
-            return ActiveSequence(events, caches=caches)
+            return ActiveSequence(events, caches=caches, counts=counts)
         why_off = model.why_off(request)
         if obstacle is not None:
             logger.warning("%s: %s; decoding plainly", model.entry.name, obstacle)

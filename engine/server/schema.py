@@ -378,6 +378,10 @@ class CodedValues(Reply):
     bytes: int
 
 
+UNTOLD = "Null where an external engine drafts, which does not tell."
+UNSEEN = "Null where an external engine keeps its own."
+
+
 class Provenance(Reply):
     """How an answer was made."""
 
@@ -387,22 +391,22 @@ class Provenance(Reply):
     engine: str = Field(description="Which decoded: `kakeya`, or the model's external engine.")
     fallback_from: str | None = _omitted("The model's external engine, which cannot decode this request.")
     drafter: str | None = Field(description="Null for plain decoding.")
-    block: int | str | None = Field(description="Tokens of a verify forward, or `auto`.")
+    block: int | str | None = Field(description="Tokens of a verify forward, or `auto`; null without drafts.")
     speculation: bool = Field(description="Whether drafts were verified.")
     why_off: str | None = Field(description="Why no drafts were verified; null where they were.")
-    verify_rounds: int = Field(description="Forwards over a block.")
-    plain_steps: int = Field(description="Forwards over one token; 0 where an external engine drafts.")
-    drafted: int | None = Field(description="Null where an external engine drafts, which does not tell.")
+    verify_rounds: int = Field(description="Forwards over a block, as the engine counts them.")
+    plain_steps: int | None = Field(description=f"Forwards over one token. {UNTOLD}")
+    drafted: int | None = Field(description=f"Drafts that were verified. {UNTOLD}")
     accepted: int = Field(description="Drafts that were confirmed, as the engine counts them.")
     acceptance_length: float | None = Field(description="Tokens a verify round; null without one.")
-    drafter_forwards: int
+    drafter_forwards: int | None = Field(description=f"Forwards of the drafter's network. {UNTOLD}")
     cached_tokens: int = Field(description="Tokens of the prompt that were not computed again.")
     queue_s: float = Field(description="Until the first work on it.")
     prefill_s: float = Field(description="From there to the first token.")
     decode_s: float = Field(description="From the first token to the last.")
     decode_tokens_per_s: float | None = Field(description="Null for a single token.")
-    resident_bytes: int = Field(description="What the target's caches and the drafter hold at the end.")
-    drafter_resident_bytes: int = Field(description="The drafter's part of resident_bytes.")
+    resident_bytes: int | None = Field(description=f"What target and drafter hold at the end. {UNSEEN}")
+    drafter_resident_bytes: int | None = Field(description=f"The drafter's part of resident_bytes. {UNSEEN}")
     cache_classes: dict[str, int] = Field(description="Classes of the layers' caches, with their counts.")
     cache_strategy: str | None = _omitted("How an external engine was given the channel's caches.")
     token_ids: list[int] | None = _omitted()

@@ -6,17 +6,18 @@ the engine's thread.
 
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from mlx_lm.sample_utils import make_logits_processors
 
+from engine.acceptance import Processor
 from engine.cache.transaction import resident
-from engine.decode import Processor, Step
+from engine.decode import Step
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
-from engine.external_engines.engine import DraftCounts, ExternalEngine
+from engine.external_engines.engine import OWN_CACHES, DraftCounts, ExternalEngine
 from engine.generate import Outcome, SamplingOptions, generate_in_session
 from engine.grammar import Grammar
 from engine.registry import Channel
@@ -60,6 +61,8 @@ class DecodeFinished:
     block: int | str | None
     why_off: str | None
     queue_s: float
+    resident_bytes: int | None  # of the target's caches and the drafter; None: an external engine has its own
+    drafter_resident_bytes: int | None  # the drafter's part
     cached_tokens: int = 0
     engine: str = "kakeya"
     fallback_from: str | None = None  # the model's external engine, where it cannot decode this request
@@ -130,6 +133,8 @@ def decode_in_session(
         block=request.block or ("auto" if drafter else None),
         why_off=why_off,
         queue_s=started - submitted,
+        resident_bytes=outcome.resident_bytes + outcome.drafter_resident_bytes,
+        drafter_resident_bytes=outcome.drafter_resident_bytes,
         cached_tokens=cached,
         fallback_from=fallback_from,
     )
@@ -158,17 +163,17 @@ def decode_externally(
     target: LoadedTarget,
     engine: ExternalEngine,
     caches: list[Any],
+    counts: DraftCounts,
     *,
     drafter: str | None,
     submitted: float,
 ) -> Generator[Event]:
-    """Decode a request that `check_external_request` let pass; fill `caches` with those handed over."""
+    """Decode a request that `check_external_request` let pass; fill `caches` and `counts` on the way."""
     started, policy = perf_counter(), request.channel.policy
     first, finish, tokens = 0.0, None, list[int]()
     stops = Stops(target.stops, request.stop_texts, target.tokenizer)
     stops.start(request.prompt)
     yield PrefillProgress(0, len(request.prompt))
-    counts = DraftCounts()
     steps: Any = engine.generate(request.prompt, request.max_tokens, policy, caches=caches, counts=counts)
     with closing(steps):
         for token in steps:
@@ -187,14 +192,17 @@ def decode_externally(
     elif not counts.rounds:
         why_off = FIRST_ENDED if len(tokens) == 1 else f"the engine {engine.name} reports no verify rounds"
     prefill_s, decode_s = first - started, perf_counter() - first
-    path = f"external:{engine.name}"
+    path, (classes, held) = f"external:{engine.name}", resident(caches)
+    drafters = resident(counts.caches)[1] if counts.caches else None if drafter else 0
     yield DecodeFinished(
-        Outcome(tokens, "", finish, prefill_s, decode_s, [], path, *resident(caches)),
+        Outcome(tokens, "", finish, prefill_s, decode_s, [], path, classes, held),
         drafter=drafter,
-        block=None,
+        block=engine.block if drafter else None,
         why_off=why_off,
         queue_s=started - submitted,
+        resident_bytes=None if drafters is None or engine.strategy == OWN_CACHES else held + drafters,
+        drafter_resident_bytes=drafters,
         engine=engine.name,
-        external_counts=None if drafter is None else counts,
+        external_counts=replace(counts, caches=[]) if drafter else None,
         cache_strategy=engine.strategy,
     )

@@ -15,7 +15,8 @@ from typing import Any
 
 import uvicorn
 
-from engine.errors import ConfigurationError, GenerationError, ModelNotHere
+from engine.errors import ConfigurationError, GenerationError, InputError, ModelNotHere
+from engine.external_engines.loops import check_engine
 from engine.registry import ModelEntry, Places, Registry, check_located, fetch, locate
 from engine.server.app import AccessRules, BoundedProtocol, bare_app, digest, new_app
 from engine.server.metrics import Metrics
@@ -92,17 +93,23 @@ class ServerSettings:
         )
 
 
-def check_registry(registry: Registry, places: Places) -> list[str]:
-    """Check the configurations of all models that are here; return a line for each; raise InputError."""
-    lines = []
+def check_registry(registry: Registry, places: Places) -> Iterator[str]:
+    """Check each model that is here without loading it; yield a line for each, then raise the first fault."""
+    fault: InputError | None = None
     for entry in registry.entries:
         try:
             located = locate(entry, places)
             check_located(located)
-            lines.append(f"{entry.name}: {located.target}, drafter {located.drafter or 'none'}")
-        except ModelNotHere as error:
-            lines.append(f"{entry.name}: {error}")
-    return lines
+            if entry.engine is not None:
+                check_engine(entry.engine, *located.external)
+            engine = f", engine {entry.engine}" if entry.engine else ""
+            yield f"{entry.name}: {located.target}, drafter {located.drafter or 'none'}{engine}"
+        except InputError as error:
+            yield f"{entry.name}: {error}"
+            if fault is None and not isinstance(error, ModelNotHere):
+                fault = type(error)(f"the model {entry.name} cannot be used: {error}")
+    if fault is not None:
+        raise fault
 
 
 def model_finder(places: Places, *, download: bool) -> ModelFinder:

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Send
 from engine.decode import Step
 from engine.errors import EngineError
 from engine.generate import PENALTIES
-from engine.registry import LONGEST_POLICY, Channel, Registry
+from engine.registry import Channel, Registry
 from engine.sampling import Sampling
 from engine.server import schema
 from engine.server.metrics import RequestRecord
@@ -112,8 +112,8 @@ class Service:
     ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
         """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it."""
         channel, known = request.kv_channel, self.registry.channels
-        is_policy = channel is not None and ":" in channel and len(channel) <= LONGEST_POLICY
-        if channel not in {None, *known} and not is_policy:  # 400, where an id has 404
+        if channel is not None and channel not in known and not self.registry.spells_policy(channel):
+            # 400, where an id has 404
             raise invalid("kv_channel", f"kv_channel {ascii(channel)[:100]} is none of {', '.join(known)}")
         with refusing("model" if channel is None else "kv_channel"):
             entry, resolved = self.registry.resolve(request.model or self.registry.default, channel)
@@ -283,8 +283,9 @@ class CompletionResponse(Response):
         record, how = self._record, builder.provenance(ended)
         record.completion_tokens, record.cached_tokens = len(builder.tokens), ended.cached_tokens
         record.drafter, record.finish = how.drafter, builder.finish(ended)
-        record.drafted, record.accepted = how.drafted or 0, how.accepted
         record.verify_rounds = how.verify_rounds
+        if how.drafted is not None:  # accepted drafts are counted as a part of those
+            record.drafted, record.accepted = how.drafted, how.accepted
         if self._log_content:
             answer = builder.parsed.content
             record.content = {"request": self._request.model_dump_json(), "answer": answer}

@@ -7,13 +7,13 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from engine.cache.policy import KVPolicy
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
-from engine.drafters.registry import WITH_LOOKUP, open_drafter
+from engine.drafters.registry import open_drafter
 from engine.errors import ConfigurationError, ModelError
 from engine.external_engines.engine import ExternalEngine
 from engine.external_engines.loops import open_external_engine
@@ -27,7 +27,6 @@ from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
 
 logger = logging.getLogger(__name__)
 LOOKUP = "prompt-lookup"
-MOST_CHECKED = 256  # policies, because requests may spell out any number of them
 LIKENESS = 0.5  # share of a session's tokens that a prompt must begin with to take it while others fit
 
 
@@ -110,7 +109,6 @@ class LoadedModel:
     target: LoadedTarget
     external: ExternalEngine | None = None  # decodes it; None for our engine
     _drafters: dict[str, LoadedDrafter | None] = field(default_factory=dict)  # by the request's word
-    _checked: set[str] = field(default_factory=set)  # KV policies that go with the model
 
     @classmethod
     def load(cls, located: Located) -> "LoadedModel":
@@ -119,10 +117,7 @@ class LoadedModel:
         target = load_target(located.target, entry.dtype, entry.quantize)
         fit_threads(target.target.hidden_size)
         if entry.engine is not None:
-            spec = (located.drafter or "").removeprefix(WITH_LOOKUP)  # its look-ups are ours alone
-            block = None if entry.block == "auto" else int(entry.block)
-            external = open_external_engine(entry.engine, target, Path(spec) if spec else None, block)
-            return cls(located, target, external)
+            return cls(located, target, open_external_engine(entry.engine, target, *located.external))
         model = cls(located, target)
         model.drafter("default")
         return model
@@ -194,12 +189,10 @@ class LoadedModel:
             raise invalid("block", f"block {block} is more than {most}, twice what this drafter was made for")
         return obstacle
 
-    def _check_policy(self, policy: KVPolicy) -> None:
-        if policy.spec not in self._checked:
-            refuse_policy(self.target.target.model, policy)
-            if len(self._checked) >= MOST_CHECKED:
-                self._checked.clear()
-            self._checked.add(policy.spec)
+    @cached_property
+    def _check_policy(self) -> Callable[[KVPolicy], None]:
+        """Requests may spell out any number of policies."""
+        return lru_cache(256)(partial(refuse_policy, self.target.target.model))
 
     def why_off(self, request: DecodeRequest) -> str | None:
         if request.drafter == "none":

@@ -93,7 +93,7 @@ class CompiledForward:
         """The graph: runs only when there is none yet for the shapes given."""
         parts = zip(self._kinds, buffers, self._layouts, strict=True)
         stand_ins = [kind(*both, entries[key]) for kind, both, key in parts]
-        with closing(self._target.tap(self._layers)) if self._layers else nullcontext() as hooks:
+        with closing(self._target.hook_layers(self._layers)) if self._layers else nullcontext() as hooks:
             logits, rows = self._target.forward(tokens, stood_in(self._caches, stand_ins), hooks)
         return logits, logits if rows is None else rows, [(each.keys, each.values) for each in stand_ins]
 

@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +41,6 @@ LARGEST_SIZE = 2**31  # positions and sizes are 32-bit numbers
 FAULTS = {
     r"^report: |\b\w+\.(?=\w+:)": "",
     r"lacks '(\w+)'.*": r"\1 is missing",
-    "Value error, (.*), got .*": r"\1",
     "has fewer than 1 entries": "is empty",
     "Input should be ": "must be ",
     "of type integer": "a whole number",
@@ -91,13 +90,20 @@ def weight_files(folder: Path) -> list[Path]:
     return weights.weight_files(folder)
 
 
-def tensor_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors in files that `weight_files` has checked, by name."""
+def tensor_shapes(path: Path, config: Mapping[str, Any], files: list[Path]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors in files that `weight_files` has checked, by name.
+
+    ModelError for a ``config`` with more layers than these, before all are built.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    found = {match[1] for name in shapes if (match := re.search(r"(?:^|\.)layers\.(\d+)\.", name))}
+    layers = text_part(config).get("num_hidden_layers")
+    if found and isinstance(layers, int | float) and layers > len(found):
+        raise ModelError(f"{path}: num_hidden_layers is {layers}, the weights hold {len(found)} layers")
     return shapes
 
 
@@ -142,14 +148,6 @@ def check_config(path: Path, config: Mapping[str, Any]) -> None:
         value = known.get(name)
         if value is not None and (type(value) is not int or not 1 <= value < LARGEST_SIZE):
             raise ModelError(f"{path}: {name} must be a positive whole number, not {value!r}")
-
-
-def check_depth(path: Path, config: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise ModelError for a configuration with more layers than the weights have, before all are built."""
-    found = {match[1] for name in names if (match := re.search(r"(?:^|\.)layers\.(\d+)\.", name))}
-    layers = text_part(config).get("num_hidden_layers")
-    if found and isinstance(layers, int | float) and layers > len(found):
-        raise ModelError(f"{path}: num_hidden_layers is {layers}, the weights hold {len(found)} layers")
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:

@@ -30,7 +30,6 @@ from engine.target.folder import (
     build_unloaded,
     card_of,
     check_config,
-    check_depth,
     context_length,
     read_json,
     require_file,
@@ -75,15 +74,13 @@ class LoadedDrafter:
 def load_target(path: Path, dtype: str | None = None, quantize: str | None = None) -> LoadedTarget:
     """Load a folder with config.json, model*.safetensors and the tokenizer's files with mlx-lm.
 
-    ``dtype`` is float32, float16 or bfloat16; None: float32 on the CPU, as stored on Metal. ``quantize`` is
-    read by `engine.target.quantize`.
+    ``dtype`` is a name of `DTYPES`; None: float32 on the CPU, as stored on Metal.
     """
     wanted = dtype_of(dtype)
     files = weight_files(path)
     config, file = read_json(path / "config.json"), path / "config.json"
     check_config(file, config)
-    shapes = tensor_shapes(files)
-    check_depth(file, config, shapes)
+    shapes = tensor_shapes(file, config, files)
     if config.get("quantization") is not None:
         check_packing(file, config["quantization"])
         check_packed_shapes(path, opened(path, "config.json", lambda: build_unloaded(config)), shapes)
@@ -131,7 +128,7 @@ def load_network(path: Path, dtype: str | None) -> tuple[DFlash, list[Path]]:
     wanted = dtype_of(dtype)
     files, file = weight_files(path), path / "config.json"
     config = read_json(file)
-    check_depth(file, config, tensor_shapes(files))
+    tensor_shapes(file, config, files)
 
     def build() -> DFlash:
         try:
@@ -148,10 +145,7 @@ def load_network(path: Path, dtype: str | None) -> tuple[DFlash, list[Path]]:
 def fill_network(
     path: Path, files: list[Path], network: nn.Module, quantization: Mapping[str, Any] | None
 ) -> None:
-    """Put the weights of a folder into a network of ours, packing its matrices where the file does.
-
-    ``quantization`` is as mlx-lm writes it into config.json; None for a network that is not packed.
-    """
+    """Put weights into a network of ours, packed as the ``quantization`` of its config.json says."""
     weights: dict[str, mx.array] = {}
     for file in files:
         weights |= opened(path, "the weights", partial(mx.load, str(file)))
@@ -227,7 +221,6 @@ def dtype_of(name: str | None) -> mx.Dtype | None:
 
 
 def _check_weights(path: Path, network: Any, weights: Mapping[str, mx.array]) -> None:
-    """Names, shapes and types of the file against those of the network; the first difference is the error."""
     wanted = dict(tree_flatten(network.parameters()))
     for name in sorted(wanted.keys() | weights.keys()):
         if name not in weights:

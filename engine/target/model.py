@@ -28,13 +28,14 @@ class HiddenStateHooks:
     def __init__(self, layers: Sequence[Any], ids: Sequence[int]) -> None:
         self.ids = tuple(ids)
         if odd := [index for index in self.ids if not 0 <= index < len(layers)]:
-            raise ModelError(f"layer {odd[0]} cannot be tapped: the target has layers 0 to {len(layers) - 1}")
+            raise ModelError(f"layer {odd[0]} cannot be read: the target has layers 0 to {len(layers) - 1}")
         # A model may use one layer instance several times: which of its calls in a forward is meant.
         self._calls = [sum(layers[i] is layers[index] for i in range(index)) for index in self.ids]
         self._layers = [layers[index] for index in self.ids]
         self._rows: dict[int, list[mx.array]] = {}
         self._collecting = False
-        for layer in _distinct(self._layers):
+        self._hooked = {id(layer): layer for layer in self._layers}
+        for layer in self._hooked.values():
             _hooks_of(layer).append(self)
 
     @contextmanager
@@ -51,20 +52,24 @@ class HiddenStateHooks:
 
     def take(self) -> mx.array:
         """What the last collection recorded, [1, N, len(ids)·hidden]; forgets it."""
+        return mx.concatenate(self.outputs(), axis=-1)
+
+    def outputs(self) -> list[mx.array]:
+        """The same, an array for each layer."""
         rows, self._rows = self._rows, {}
         parts = []
         for index, layer, call in zip(self.ids, self._layers, self._calls, strict=True):
             outputs = rows.get(id(layer), [])
             if call >= len(outputs):
-                raise ModelError(f"layer {index} of the target did not run, so there is nothing to tap")
+                raise ModelError(f"layer {index} of the target did not run, so it has no hidden states")
             parts.append(outputs[call])
-        return mx.concatenate(parts, axis=-1)
+        return parts
 
     def close(self) -> None:
         """Restore the layers that no other hook uses. Closing twice does nothing."""
-        for layer in _distinct(self._layers):
+        for layer in self._hooked.values():
             _unhook(layer, self)
-        self._layers, self._rows = [], {}
+        self._hooked, self._layers, self._rows = {}, [], {}
 
     def record(self, layer: Any, output: Any) -> None:
         """Called by a hooked layer with what it returned: an array, or a tuple that starts with it."""
@@ -93,7 +98,7 @@ class Target:
         self.vocab_size = _table_shape(self._text.get("lm_head", table))[0]
         self._scales: dict[mx.Dtype, mx.array | None] = {}  # of embeddings, by the table's type; None: 1
 
-    def tap(self, ids: Sequence[int]) -> HiddenStateHooks:
+    def hook_layers(self, ids: Sequence[int]) -> HiddenStateHooks:
         """Hooks on layers; the caller closes them."""
         return HiddenStateHooks(self.model.layers, ids)
 
@@ -139,10 +144,6 @@ def _table_shape(table: Any) -> tuple[int, int]:
     return int(rows), int(table.scales.shape[-1] * table.group_size if "scales" in table else columns)
 
 
-def _distinct(layers: Sequence[Any]) -> list[Any]:
-    return list({id(layer): layer for layer in layers}.values())
-
-
 def _hooks_of(layer: Any) -> list[HiddenStateHooks]:
     """The hooks on a layer instance, which gets a hooked class of its own if it has none."""
     plain = type(layer)
@@ -173,7 +174,6 @@ def _unhook(layer: Any, hook: HiddenStateHooks) -> None:
 
 
 def _set_class(module: Any, base: type, **body: Any) -> None:
-    """Give one module instance a class of its own, derived from ``base``."""
     body["__module__"] = base.__module__
     object.__setattr__(module, "__class__", type(base.__name__, (base,), body))
 
@@ -221,7 +221,6 @@ def _first_layer_input(model: Any, tokens: mx.array) -> mx.array:
 
 @contextmanager
 def _answering(module: Any, call: Callable[..., Any]) -> Iterator[None]:
-    """Let one module instance answer calls with ``call``."""
     plain = type(module)
     _set_class(module, plain, __call__=call)
     try:

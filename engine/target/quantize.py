@@ -21,8 +21,6 @@ MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 64
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 
 def parse_quantize(text: str) -> tuple[int, int]:
     """Bits a weight and weights a group of a ``--quantize`` text."""
@@ -49,15 +47,10 @@ def quantize_target(model: Any, text: str) -> None:
             size = how.get("group_size", group) if isinstance(how, dict) else group
             columns = module.weight.shape[-1]
             if how and columns % size:
-                fitting = [str(known) for known in GROUPS if columns % known == 0]
-                raise ConfigurationError(
-                    f"--quantize {text}: {name} has {columns} columns, which groups of {size} do not divide; "
-                    + (
-                        f"give a group of {' or '.join(fitting)}"
-                        if fitting
-                        else "this model cannot be packed"
-                    )
-                )
+                fitting = " or ".join(str(known) for known in GROUPS if columns % known == 0)
+                remedy = f"give a group of {fitting}" if fitting else "this model cannot be packed"
+                has = f"{name} has {columns} columns, which groups of {size} do not divide"
+                raise ConfigurationError(f"--quantize {text}: {has}; {remedy}")
     if not any(chosen.values()):
         raise ModelError(f"--quantize {text}: the model holds no matrix that can be packed")
     nn.quantize(model, group, bits, class_predicate=lambda name, _module: chosen.get(name, False))
@@ -90,7 +83,7 @@ def check_packing(path: Path, quantization: Any) -> None:
                 raise ModelError(f"{path}: quantization: {name} {value!r} is not one of {choice}")
 
 
-def check_packed_shapes(path: Path, model: nn.Module, shapes: Shapes) -> None:
+def check_packed_shapes(path: Path, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that matrices a file holds packed have as many columns as those of the model, not yet packed."""
     for name, module in model.named_modules():  # type: ignore[no-untyped-call]
         weight, scales = shapes.get(f"{name}.weight"), shapes.get(f"{name}.scales")

@@ -7,7 +7,7 @@ out. Figures are those of held-out texts.
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,8 +25,7 @@ from engine.restoration.loading import features_of
 from engine.restoration.sites import sites_of
 from engine.target.folder import read_json
 from engine.target.loading import LoadedTarget
-from engine.training.distillation import AttentionRecorder
-from engine.training.projector_fit import DrawText, Fit, Progress, ProjectorSwitches
+from engine.training.projector_fit import AttentionRecorder, DrawText, Fit, Progress, ProjectorSwitches
 
 FACTS = 12  # in a document, at most
 HELD_OUT_SHARE = 0.1  # of a file
@@ -55,18 +54,11 @@ def train_projector(
         texts = partial(file_texts, Path(switches.texts_file))
     draw = (texts or retrieval_texts)(target.tokenizer, switches.length)
     with _folder(out):
-        recorder = AttentionRecorder(target.target, sites, features)
-        try:
+        with closing(AttentionRecorder(target.target, sites, features)) as recorder:
             weights, figures = Fit(recorder, switches, draw, progress).run()
-        finally:
-            recorder.close()
-        shapes = [
-            LayerShape(site.layer, int(layer["k_proj.weight"].shape[0]), int(layer["v_proj.weight"].shape[0]))
-            for site, layer in zip(sites, weights, strict=True)
-        ]
-        config = ProjectorConfig(
-            target.card.weights_sha256, card.weights_sha256, features.taps, features.size, tuple(shapes)
-        )
+        shapes = tuple(LayerShape(site.layer, *site.widths) for site in sites)
+        digests = target.card.weights_sha256, card.weights_sha256
+        config = ProjectorConfig(*digests, features.target_layers, features.size, shapes)
         projector = Projector(config)
         for layer, values in zip(projector.layers, weights, strict=True):
             layer.load_weights(list(values.items()))

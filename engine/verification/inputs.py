@@ -6,7 +6,6 @@ a swapped prompt.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from evidence_format.weights import digest
 
 REPLAYED = ("throughput", "quality", "recall", "kv")
 NOT_GREEDY = ("temperature", *PENALTIES)
-SHIPPED_FOLDERS = ("target", "drafter", "proposer", "projector")
+SHIPPED_FOLDERS = [SHIPPED / name for name in ("target", "drafter", "proposer", "projector")]
 
 
 def read_report(path: Path) -> tuple[Report, str]:
@@ -58,18 +57,13 @@ def read_report(path: Path) -> tuple[Report, str]:
 def _unreplayable(report: Report) -> str | None:
     """Say why no token of a report can be computed again."""
     if report.kind not in REPLAYED:
-        return (
-            f"is a {report.kind} report, which has no rows of tokens; verify replays {', '.join(REPLAYED)}"
-            f" (run a {report.kind} again instead)"
-        )
+        return f"is a {report.kind} report, which has no rows of tokens; run it again instead"
     tokens = [row.tokens for arm in report.arms for row in arm.samples]
     if not tokens or not all(tokens):
         return "has no rows, or rows without a token"
     for name in NOT_GREEDY:
         if value := report.configuration.get(name):
-            return (
-                f"was made with {name} {value}, so other tokens are as right; verify replays greedy reports"
-            )
+            return f"was made with {name} {value}, and other tokens are as right; give a greedy report"
     return None
 
 
@@ -109,12 +103,9 @@ class RunSettings(BaseModel):
             return cls.model_validate(report.configuration)
         except ValidationError as error:
             fault = error.errors()[0]
-            name = str(fault["loc"][0])
-            value = json.dumps(report.configuration.get(name))[:80]
-            raise ConfigurationError(
-                f"the report's configuration has {name} = {value}, so it cannot be replayed ({fault['msg']});"
-                " was it written by this engine?"
-            ) from None
+            name, value = fault["loc"][0], str(fault["input"])[:80]
+            why = f"{name} = {value} ({fault['msg']}); was it written by this engine?"
+            raise ConfigurationError(f"the report cannot be replayed by its configuration: {why}") from None
 
 
 def find_models(
@@ -133,7 +124,7 @@ def find_models(
             digests: dict[Path, str | None] = {folder: digest(weight_files(folder))}
         else:
             named = (each for each in _kept(places) if each.is_dir() and identity(each) == model.id)
-            digests = {each: _digest(each) for each in (*_shipped(), *among, *named)}
+            digests = {each: _digest(each) for each in (*SHIPPED_FOLDERS, *among, *named)}
         right = [each for each, value in digests.items() if value == model.weights_sha256]
         wrong = [each for each, value in digests.items() if value and (folder or identity(each) == model.id)]
         if right:
@@ -142,15 +133,10 @@ def find_models(
             other = f"{wrong[0]} has {str(digests[wrong[0]])[:12]}…"
             differing[role] = f"the report ran the {role} {model.id!r} with {claim}, but {other}"
         else:
-            raise ConfigurationError(
-                f"the {role} {model.id!r} ({claim}) is not on this machine; give its folder: "
-                f"--{'model' if role == 'target' else role}"
-            )
+            flag = "--model" if role == "target" else f"--{role}"
+            missing = f"the {role} {model.id!r} ({claim}) is not on this machine"
+            raise ConfigurationError(f"{missing}; give its folder: {flag}")
     return found, differing
-
-
-def _shipped() -> list[Path]:
-    return [SHIPPED / name for name in SHIPPED_FOLDERS if (SHIPPED / name).is_dir()]
 
 
 def _kept(places: Places) -> Iterator[Path]:
@@ -222,7 +208,9 @@ def _projectors_drafter(projector: Path | None, given: Path | None, among: Seque
     if projector is None:
         return "none"
     wanted = ProjectorConfig.from_dict(read_json(projector / "config.json")).drafter
-    return str(given or next((each for each in (*_shipped(), *among) if _digest(each) == wanted), "none"))
+    return str(
+        given or next((each for each in (*SHIPPED_FOLDERS, *among) if _digest(each) == wanted), "none")
+    )
 
 
 @dataclass(frozen=True)
@@ -240,12 +228,7 @@ PromptsById = dict[str, EncodedPrompt]
 def make_prompts(
     engine: Engine, settings: RunSettings, given: Path | None
 ) -> tuple[PromptsById, PromptsById]:
-    """Make a report's prompts again: as they are, and without their needles.
-
-    Raises:
-        ConfigurationError: the report was made with a file and none is given, or its switches make no sense.
-        PromptError: the prompts cannot be read or made.
-    """
+    """Make a report's prompts again: as they are, and without their needles; ``given``: their file."""
     command, seed = settings.command, settings.seed or 0
     chat = ChatSwitches(settings.chat, settings.thinking, settings.channel_prefix, settings.system)
     haystack = Haystack(settings.context, settings.depths, settings.per_depth)

@@ -1,6 +1,6 @@
 """Replay of a report: rows are drawn, the target runs over their tokens, their rounds are drafted again.
 
-Every row is held against what needs no model (see `engine.verification.rows`). Of the drawn rows, and of
+Every row is held against what needs no model (see `engine.verification.replay`). Of the drawn rows, and of
 others for a few seconds more, the target says whether each token is its best or within rounding of it, and
 the drafter drafts each round again. A report made elsewhere may differ by rounding alone; how much that is,
 is measured here. Times are not looked at: nothing tells how fast another machine was.
@@ -30,7 +30,7 @@ from engine.evaluation.rounding import Run, block_error
 from engine.generate import Outcome
 from engine.registry import Places
 from engine.verification import inputs, replay
-from engine.verification.rows import check_row, check_set, differences, finding, name_of
+from engine.verification.replay import check_row, check_set, differences, finding, name_of
 from evidence_format import verification as record
 from evidence_format.model import OUR_LOOP, Arm, Model, Report, ReportRequest, Sample
 
@@ -71,19 +71,17 @@ def verify(
 ) -> record.Verification:
     """Replay a report; return the record, whose verdict says whether anything was found.
 
-    Raises:
-        ConfigurationError: the report, its models or prompts are not at hand, or its configuration cannot be
-            followed.
+    ConfigurationError: the report, models or prompts are not at hand, or its switches cannot be followed.
     """
     report, sha256 = inputs.read_report(path)
     watch, started, source = LoadWatch(), stamp(now()), report.environment.git.source_sha256
+    seed, nonce = options.seed, report.request.nonce if report.request else None
     draw = record.Draw(
-        seed=randbits(48) if options.seed is None else options.seed,
-        source="os" if options.seed is None else "given",
+        seed=randbits(48) if seed is None else seed,
+        source="os" if seed is None else "given",
         sample=options.sample,
         rows=sum(len(arm.samples) for arm in report.arms),
     )
-    nonce = report.request.nonce if report.request else None
     progress(0, 1, "finding models", "")
     models = report.environment.models
     folders, differing = inputs.find_models(models, options.folders, options.among, places)
@@ -177,8 +175,6 @@ class _Row:
 
 
 class _Replayer:
-    """One replay, and what it finds."""
-
     def __init__(
         self,
         report: Report,
@@ -194,15 +190,13 @@ class _Replayer:
         given = options.folders, options.among
         self._engine = inputs.open_reported(report, self._settings, folders, *given)
         self._engines = {self._engine.policy.spec: self._engine}
-        prompts = inputs.make_prompts(self._engine, self._settings, options.prompts)
-        self._prompts, self._emptied = prompts
+        self._prompts, self._emptied = inputs.make_prompts(self._engine, self._settings, options.prompts)
         self._errors: dict[str, float] = {}  # of rounding, by policy
         self._gaps: dict[Text, list[float]] = {}  # of native rows
         self._arms_run: set[str] = set()
 
     @property
     def cards(self) -> dict[str, Model]:
-        """The models that ran."""
         return {role: card for engine in self._engines.values() for role, card in cards_of(engine).items()}
 
     def run(self) -> list[record.ReplayedRow]:

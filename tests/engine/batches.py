@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.batch_decode import Emitted, Request, decode_together
+from engine.batch_decode import Emitted, Request, decode_batch
 from engine.decode import Step
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.base import NOTHING, Draft, Drafter
@@ -66,7 +66,7 @@ class Scripted:
 
     name = SCRIPTED
     block_size = 8
-    tap_layers = (0, 2)
+    target_layers = (0, 2)
     nbytes = 0
     forwards = 0
     twins = 0
@@ -85,9 +85,9 @@ class Scripted:
     def start(self) -> None:
         self.seen = []
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        assert taps is not None
-        assert taps.shape[:2] == (1, len(tokens)), "one row of taps for each token"
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
+        assert hidden_states is not None
+        assert hidden_states.shape[:2] == (1, len(tokens)), "one row of hidden_states for each token"
         self.seen.extend(tokens)
         assert self._matching(self.seen), "these tokens are no sequence's"
 
@@ -111,7 +111,7 @@ class Silent:
 
     name = "silent"
     block_size = 4
-    tap_layers = ()
+    target_layers = ()
     nbytes = 0
     forwards = 0
 
@@ -127,8 +127,8 @@ class Silent:
     def start(self) -> None:
         pass
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        assert taps is None
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
+        assert hidden_states is None
 
     def rewind(self, count: int) -> bool:
         return False
@@ -184,7 +184,7 @@ def run(
 ) -> list[list[Emitted]]:
     """Decode the requests together: what each got."""
     drafter = drafter_of(kind, family) if kind else None
-    rounds = decode_together(
+    rounds = decode_batch(
         target_of(family), drafter, requests, draft_length=draft_length, prefill_chunk=chunk
     )
     return gather(rounds, len(requests))

@@ -228,7 +228,7 @@ def save(folder: Path, family: str, quantized: bool = False, **changes: Any) -> 
 def layers_by_hand(model: Any, tokens: mx.array) -> tuple[list[mx.array], mx.array]:
     """Output of every decoder layer [1, N, hidden], and the model's logits, from one forward.
 
-    Layers are replaced in the model's list by plain recorders, which owes nothing to the engine's taps.
+    Layers are replaced in the model's list by plain recorders, independent of the engine's hooks.
     """
     core = getattr(model, "language_model", model).model
     outputs: list[mx.array] = []

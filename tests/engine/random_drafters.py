@@ -31,20 +31,20 @@ SECOND = {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 4, "sele
 
 
 def block_drafter(
-    target: Target, second: bool = False, taps: tuple[int, ...] = (), seed: int = 7
+    target: Target, second: bool = False, hidden_states: tuple[int, ...] = (), seed: int = 7
 ) -> BlockDrafter:
     """A DFlash or, if ``second``, DFlash 2 drafter of a target with `tiny`'s width and vocabulary.
 
     Args:
         target: what it is bound to.
         second: DFlash 2.
-        taps: target layers it reads; first, middle and last if not given.
+        hidden_states: target layers it reads; first, middle and last if not given.
         seed: of its weights.
     """
     layers = target.layer_count
     nested: dict[str, Any] = {
         "mask_token_id": tiny.MASK,
-        "target_layer_ids": list(taps or (0, layers // 2, layers - 1)),
+        "target_layer_ids": list(hidden_states or (0, layers // 2, layers - 1)),
     }
     changes: dict[str, Any] = {"num_target_layers": layers, "dflash_config": nested}
     if second:
@@ -99,7 +99,7 @@ class Helped:
         self._drafter, self._text, self._right = drafter, list(text), right
         self._random = tiny.seeded(seed)
         self._seen = 0
-        self.name, self.tap_layers = drafter.name, drafter.tap_layers
+        self.name, self.target_layers = drafter.name, drafter.target_layers
         self.block_size = drafter.block_size
 
     @property
@@ -120,9 +120,9 @@ class Helped:
         self._drafter.start()
         self._seen = 0
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        assert (taps is None) == (not self.tap_layers)
-        self._drafter.observe(tokens, taps)
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
+        assert (hidden_states is None) == (not self.target_layers)
+        self._drafter.observe(tokens, hidden_states)
         self._seen += len(tokens)
 
     def rewind(self, count: int) -> bool:

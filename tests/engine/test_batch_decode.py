@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.batch_decode import Request, decode_together
+from engine.batch_decode import Request, decode_batch
 from engine.decode import decode
 from engine.detokenize import text_of
 from engine.draft_length import FixedDraftLength
@@ -69,7 +69,7 @@ def test_blocks_and_plain_steps_in_turn_change_nothing(family: str):
 def test_drafters_that_fall_silent_and_speak_again_change_nothing(family: str):
     requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
     found = gather(
-        decode_together(target_of(family), Silent(), requests, draft_length=FixedDraftLength(4)),
+        decode_batch(target_of(family), Silent(), requests, draft_length=FixedDraftLength(4)),
         len(requests),
     )
     assert [tokens_of(steps) for steps in found] == [plain(family, length) for length in LENGTHS]
@@ -91,7 +91,7 @@ def test_the_limit_of_each_is_exact(family: str, draft_length: str):
         (18, 20, 21, 1),
     ):
         requests = [Request(prompt_of(length), count) for length, count in zip(LENGTHS, counts, strict=True)]
-        rounds = decode_together(target_of(family), drafter, requests, draft_length=CHOICES[draft_length]())
+        rounds = decode_batch(target_of(family), drafter, requests, draft_length=CHOICES[draft_length]())
         for length, count, steps in zip(LENGTHS, counts, gather(rounds, 4), strict=True):
             assert tokens_of(steps) == plain(family, length)[:count]
             assert steps[-1].step.finish == "length"
@@ -158,13 +158,13 @@ def test_the_same_prompt_may_be_there_several_times():
 def test_bad_requests_are_refused_before_any_work():
     target = target_of("llama")
     with pytest.raises(ConfigurationError, match="nothing to decode"):
-        next(decode_together(target, None, []))
+        next(decode_batch(target, None, []))
     with pytest.raises(PromptError, match="empty"):
-        next(decode_together(target, None, [Request([5], 3), Request([], 3)]))
+        next(decode_batch(target, None, [Request([5], 3), Request([], 3)]))
     with pytest.raises(ConfigurationError, match="at least 1, not 0"):
-        next(decode_together(target, None, [Request([5], 0)]))
+        next(decode_batch(target, None, [Request([5], 0)]))
     with pytest.raises(ConfigurationError, match="block of 4 needs a drafter"):
-        next(decode_together(target, None, [Request([5], 3)], draft_length=FixedDraftLength(4)))
+        next(decode_batch(target, None, [Request([5], 3)], draft_length=FixedDraftLength(4)))
 
 
 def test_a_model_whose_caches_cannot_be_merged_is_refused_by_name():
@@ -172,4 +172,4 @@ def test_a_model_whose_caches_cannot_be_merged_is_refused_by_name():
 
     model = models.model("rwkv7")
     with pytest.raises(ModelError, match="rwkv7"):
-        list(decode_together(Target(model), None, [Request([5, 6], 3), Request([7], 3)]))
+        list(decode_batch(Target(model), None, [Request([5, 6], 3), Request([7], 3)]))

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from engine import batch_decode
-from engine.batch_decode import Request, decode_together
+from engine.batch_decode import Request, decode_batch
 from engine.draft_length import FixedDraftLength
 from tests.engine import tiny
 from tests.engine.batches import (
@@ -37,7 +37,7 @@ def test_whoever_stops_listening_leaves_the_model_as_it_was(family: str, draft_l
     before = classes_of(target.model)
     requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
     for rounds_taken in (1, 4, 5, 6):
-        rounds = decode_together(
+        rounds = decode_batch(
             target, drafter_of("dflash", family), requests, draft_length=CHOICES[draft_length]()
         )
         for _ in range(rounds_taken):
@@ -56,7 +56,7 @@ def test_an_exception_in_a_round_leaves_the_model_as_it_was(family: str, draft_l
     before = classes_of(target.model)
     requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
     for rounds_taken in (2, 4, 5):  # before a prompt, before a round, between rounds
-        rounds = decode_together(
+        rounds = decode_batch(
             target, drafter_of("dflash", family), requests, draft_length=CHOICES[draft_length]()
         )
         for _ in range(rounds_taken):
@@ -72,7 +72,7 @@ def test_an_exception_in_a_round_leaves_the_model_as_it_was(family: str, draft_l
 def test_an_unfinished_generator_gives_the_model_back():
     target = target_of("qwen3_5")
     before = classes_of(target.model)
-    rounds = decode_together(
+    rounds = decode_batch(
         target, drafter_of("dflash", "qwen3_5"), [Request(prompt_of(3), 9)], draft_length=FixedDraftLength(4)
     )
     next(rounds)
@@ -85,7 +85,7 @@ def test_an_unfinished_generator_gives_the_model_back():
 
 def test_the_prompts_are_handed_out_one_by_one_and_rounds_as_one():
     requests = [Request(prompt_of(length), 12) for length in LENGTHS]
-    rounds = list(decode_together(target_of("gemma3_text"), None, requests))
+    rounds = list(decode_batch(target_of("gemma3_text"), None, requests))
     assert [[each.request for each in emitted] for emitted in rounds[:4]] == [[0], [1], [2], [3]]
     assert [[each.request for each in emitted] for emitted in rounds[4:]] == [[0, 1, 2, 3]] * 11
 
@@ -110,7 +110,7 @@ def test_what_a_sequence_held_is_told_when_it_ends():
 def test_a_round_of_all_waits_once_for_one_transfer(kind: str, block: int, monkeypatch: pytest.MonkeyPatch):
     requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
     log, seen = Log(monkeypatch), 0
-    for emitted in decode_together(
+    for emitted in decode_batch(
         target_of("gemma3_text"),
         drafter_of(kind, "gemma3_text"),
         requests,
@@ -138,7 +138,7 @@ def test_the_model_runs_for_prompts_and_once_a_round(kind: str | None, monkeypat
 
     monkeypatch.setattr(model, "__call__", call)
     requests = [Request(prompt_of(length), COUNT) for length in LENGTHS]
-    rounds = list(decode_together(target, drafter, requests, draft_length=FixedDraftLength(8 if kind else 1)))
+    rounds = list(decode_batch(target, drafter, requests, draft_length=FixedDraftLength(8 if kind else 1)))
     prompts = [count for length in LENGTHS for count in (length - 1, 1) if count]
     blocks = [[each.step.round.block for each in emitted if each.step.round] for emitted in rounds]
     assert calls == [*prompts, *(max(of_each) for of_each in blocks if of_each)]
@@ -150,7 +150,7 @@ def test_plain_steps_are_launched_before_the_last_ones_are_read(monkeypatch: pyt
     monkeypatch.setattr(batch_decode, "launch", lambda *trees: (events.append("launch"), launch(*trees))[1])
     monkeypatch.setattr(batch_decode, "read_tokens", lambda array: (events.append("read"), read(array))[1])
     requests = [Request(prompt_of(3), 12), Request(prompt_of(1), 7)]
-    for _ in decode_together(target_of("llama"), None, requests):
+    for _ in decode_batch(target_of("llama"), None, requests):
         events.append("yield")
     spell = events[2:]  # two prompts
     assert spell == ["launch", *["launch", "read", "yield"] * 10, "read", "yield"]
@@ -164,7 +164,7 @@ def test_the_next_drafts_are_launched_before_tokens_are_handed_out(monkeypatch: 
         type(drafter), "propose", lambda self, *given: (proposals.append(1), propose(self, *given))[1]
     )
     requests = [Request(prompt_of(3), 20), Request(prompt_of(1), 20)]
-    rounds = decode_together(target_of("gemma3_text"), drafter, requests, draft_length=FixedDraftLength(4))
+    rounds = decode_batch(target_of("gemma3_text"), drafter, requests, draft_length=FixedDraftLength(4))
     next(rounds), next(rounds)
     assert not proposals
     next(rounds)

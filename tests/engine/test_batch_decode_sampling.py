@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from engine import batch_decode
-from engine.batch_decode import Request, decode_together
+from engine.batch_decode import Request, decode_batch
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.drafters.base import Draft
@@ -73,7 +73,7 @@ def draws_of(count: int) -> list[tuple[int, ...]]:
     for start in range(0, count, 50):
         samplers = [Sampler(Sampling(temperature=1.0, seed=start + i)) for i in range(50)]
         requests = [Request(prompt, 3 + i % 3, sampler=sampler) for i, sampler in enumerate(samplers)]
-        rounds = decode_together(four_tokens(), drafts, requests, draft_length=FixedDraftLength(3))
+        rounds = decode_batch(four_tokens(), drafts, requests, draft_length=FixedDraftLength(3))
         found += [tuple(tokens_of(steps)[:3]) for steps in gather(rounds, 50)]
     return found
 

@@ -145,9 +145,9 @@ def test_the_drafter_is_told_the_taps_of_a_plain_forward(gemma):
     drafter = tiny.ScriptedDrafter(prompt + truth, 0.4)
     run(gemma, drafter, prompt, 30, Alternating(1))
     target = Target(gemma)
-    taps = target.tap(drafter.tap_layers)
-    _, expected = target.forward(mx.array([drafter.seen]), new_caches(gemma, 1), taps)
-    taps.close()
+    hidden_states = target.hook_layers(drafter.target_layers)
+    _, expected = target.forward(mx.array([drafter.seen]), new_caches(gemma, 1), hidden_states)
+    hidden_states.close()
     rows = mx.concatenate(drafter.rows, axis=1)
     assert rows.shape == expected.shape
     assert mx.abs(rows - expected).max().item() < 1e-3
@@ -191,7 +191,7 @@ def test_the_first_token_comes_before_anything_is_drafted(gemma):
 
 def test_a_round_costs_one_transfer_and_one_draft(gemma, monkeypatch: pytest.MonkeyPatch):
     prompt = prompt_of(10)
-    drafter = tiny.ScriptedDrafter(prompt + tiny.plain_tokens(gemma, prompt, 41), taps=())
+    drafter = tiny.ScriptedDrafter(prompt + tiny.plain_tokens(gemma, prompt, 41), hidden_states=())
     reads: list[str] = []
     real = loop.read_tokens
 

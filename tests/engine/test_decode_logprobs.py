@@ -117,7 +117,7 @@ def test_none_are_worked_out_unless_asked_for():
 @pytest.mark.parametrize("draft_length", ["plain", "blocks"])
 def test_they_come_with_the_rounds_one_transfer(draft_length: str, monkeypatch: pytest.MonkeyPatch):
     truth = tiny.plain_tokens(target_of("llama").model, PROMPT, COUNT)
-    drafter = tiny.ScriptedDrafter(PROMPT + truth, taps=())
+    drafter = tiny.ScriptedDrafter(PROMPT + truth, hidden_states=())
     log = Log(monkeypatch)
     steps = decode(
         target_of("llama"),

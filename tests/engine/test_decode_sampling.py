@@ -95,7 +95,7 @@ class Certain:
 
     name = "certain"
     block_size = 4
-    tap_layers = ()
+    target_layers = ()
     nbytes = 0
     forwards = 0
 
@@ -111,8 +111,8 @@ class Certain:
     def start(self) -> None:
         self._seen = []
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
-        assert taps is None
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
+        assert hidden_states is None
         self._seen.extend(tokens)
 
     def rewind(self, count: int) -> bool:

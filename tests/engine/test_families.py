@@ -1,4 +1,4 @@
-"""Every target family: sizes, taps, table, head, loading, and the tokens of speculative decoding."""
+"""Every target family: sizes, hidden_states, table, head, loading, and the tokens of speculative decoding."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_taps_and_logits_are_those_of_an_untapped_forward(family: str, quantized
     model = built(family, quantized)
     outputs, logits = families.layers_by_hand(model, TOKENS)
     target = Target(model)
-    taps = target.tap((len(outputs) - 1, 0, 2))
-    seen, rows = target.forward(TOKENS, [None] * len(outputs), taps)
-    taps.close()
+    hidden_states = target.hook_layers((len(outputs) - 1, 0, 2))
+    seen, rows = target.forward(TOKENS, [None] * len(outputs), hidden_states)
+    hidden_states.close()
     assert rows is not None
     assert mx.array_equal(rows, mx.concatenate([outputs[-1], outputs[0], outputs[2]], axis=-1)).item()
     assert mx.array_equal(seen, logits).item()

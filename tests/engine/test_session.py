@@ -350,7 +350,7 @@ def test_closing_restores_the_layers(family: str):
 def test_a_session_that_cannot_be_opened_leaves_the_model_as_it_was():
     model = families.build("llama", head_dim=32)
     before = {id(module): type(module) for module in model.modules()}
-    drafter = tiny.ScriptedDrafter([5], taps=(99,))
+    drafter = tiny.ScriptedDrafter([5], hidden_states=(99,))
     with pytest.raises(ModelError, match="layer 99"):
         Session(Target(model), drafter, headroom=4, policy=parse_policy("affine:4,32"))
     assert {id(module): type(module) for module in model.modules()} == before

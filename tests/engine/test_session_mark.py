@@ -6,10 +6,11 @@ import pytest
 
 from engine.cache.policy import parse_policy
 from engine.decode import decode
+from engine.drafters.block import BlockDrafter
 from engine.session import Session
 from engine.target.model import Target
 from tests.engine import tiny
-from tests.engine.test_session import BLOCK, FIRST, MORE, Conversation, every_family, target_of
+from tests.engine.test_session import BLOCK, FIRST, MORE, Conversation, drafter_of, every_family, target_of
 
 MARK = 9  # of the twelve tokens of FIRST: longer than the window
 EVERY_DRAFTER = ("dflash", "prompt-lookup", "prompt-lookup+dflash", "autoregressive", "none")
@@ -70,6 +71,20 @@ def test_a_mark_holds_the_bytes_of_what_cannot_go_back():
     rings = sum(cache.nbytes for cache in sliding.caches if type(cache).__name__ == "SlidingRing")
     assert 0 < sliding.mark_nbytes <= rings
     for session in (plain, sliding):
+        session.close()
+
+
+def test_a_mark_holds_the_bytes_of_the_drafters_copies_too():
+    native = drafter_of("dflash", "llama")
+    for policy, everything in (("native", False), ("sink-window:2,6", True)):
+        drafter = BlockDrafter(native.network, parse_policy(policy))
+        drafter.bind(target_of("llama"))
+        session = Session(target_of("llama"), drafter, headroom=BLOCK)
+        session.take_in(FIRST)
+        drafter.propose(FIRST[-1], BLOCK - 1)
+        session.mark()
+        assert 0 < session.mark_nbytes <= drafter.nbytes  # under native of its sliding layer alone
+        assert (session.mark_nbytes == drafter.nbytes) == everything
         session.close()
 
 

@@ -77,7 +77,7 @@ def plain_tokens(model: Any, prompt: Sequence[int], count: int, chunk: int = 204
 class ScriptedDrafter:
     """A drafter that knows the true continuation and gets a given share of its tokens wrong.
 
-    It checks what decoding tells it: every committed token, once, in order, with one row of taps each.
+    It checks what decoding tells it: every committed token, once, in order, with a row of hidden states each.
     """
 
     name = "scripted"
@@ -86,10 +86,10 @@ class ScriptedDrafter:
     forwards = 0
 
     def __init__(
-        self, truth: Sequence[int], wrong: float = 0.0, seed: int = 0, taps: tuple[int, ...] = (0, 2)
+        self, truth: Sequence[int], wrong: float = 0.0, seed: int = 0, hidden_states: tuple[int, ...] = (0, 2)
     ):
         self.truth = list(truth)
-        self.tap_layers = taps
+        self.target_layers = hidden_states
         self._wrong, self._random = wrong, seeded(seed)
         self.seen: list[int] = []
         self.rows: list[mx.array] = []
@@ -104,12 +104,12 @@ class ScriptedDrafter:
     def start(self) -> None:
         self.seen, self.rows = [], []
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
         assert list(tokens) == self.truth[len(self.seen) : len(self.seen) + len(tokens)]
-        assert (taps is None) == (not self.tap_layers)
-        if taps is not None:
-            assert taps.shape[:2] == (1, len(tokens))
-            self.rows.append(taps)
+        assert (hidden_states is None) == (not self.target_layers)
+        if hidden_states is not None:
+            assert hidden_states.shape[:2] == (1, len(tokens))
+            self.rows.append(hidden_states)
         self.seen.extend(tokens)
 
     def rewind(self, count: int) -> bool:

@@ -16,7 +16,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.networks.dflash import DFlash, DFlashConfig
+from engine.networks.dflash import DFlash
+from engine.networks.dflash_config import DFlashConfig
 from tools.demo_models.fastops import cross_entropy, silu, softmax
 from tools.demo_models.selfplay import CHAT, CODE, RETRIEVAL, Continuations
 from tools.demo_models.target_forward import MASKED, embedding_scale

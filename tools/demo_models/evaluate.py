@@ -119,8 +119,8 @@ def rounds(
 ) -> list[int]:
     """Tokens emitted by each verify while drafting along the target's greedy continuation."""
     tokens, rows = [*prompt, *continuation], None
-    if drafter.tap_layers:
-        taps = target.tap(drafter.tap_layers)
+    if drafter.target_layers:
+        taps = target.hook_layers(drafter.target_layers)
         _, rows = target.forward(mx.array([tokens]), target.model.make_cache(), taps)
         taps.close()
 

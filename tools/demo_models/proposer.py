@@ -119,8 +119,8 @@ def forward(
     cosines, sines = mx.cos(angles), mx.sin(angles)
     mask = mx.where(sees, 0.0, MASKED)[:, None, None]
     h = network.model.embed_tokens(tokens)
-    for layer in network.layers:
-        wanted = rows if layer is network.layers[-1] else tokens.shape[1]  # rows whose output is needed
+    for layer in network.model.layers:
+        wanted = rows if layer is network.model.layers[-1] else tokens.shape[1]  # rows whose output is needed
         attention, x = layer.self_attn, layer.input_layernorm(h)
 
         def split(y: mx.array, n: int) -> mx.array:

@@ -80,7 +80,11 @@ class Scripted:
 
     def __init__(self, drafter: Drafter, script: Script) -> None:
         self._drafter, self._script = drafter, script
-        self.name, self.tap_layers, self.block_size = drafter.name, drafter.tap_layers, drafter.block_size
+        self.name, self.target_layers, self.block_size = (
+            drafter.name,
+            drafter.target_layers,
+            drafter.block_size,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -101,10 +105,10 @@ class Scripted:
         self._script.start()
         self._drafter.start()
 
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None:
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
         """See `Drafter.observe`."""
         self._script.saw(len(tokens))
-        self._drafter.observe(tokens, taps)
+        self._drafter.observe(tokens, hidden_states)
 
     def rewind(self, count: int) -> bool:  # noqa: ARG002 - the protocol's
         """See `Drafter.rewind`: no sequence is resumed here."""

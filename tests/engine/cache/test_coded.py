@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import QuantizedKVCache
 
-from engine.batch_decode import Request, decode_together
+from engine.batch_decode import Request, decode_batch
 from engine.cache.coded import CodedKV
 from engine.cache.policy import parse_policy
 from engine.cache.stats import held, kv_use
@@ -131,7 +131,7 @@ def test_sequences_decoded_together_keep_their_own_tokens(policy):
     chosen, model = parse_policy(policy), target("gemma3_text")
     prompts = [batches.prompt_of(length) for length in (3, 9, 14)]
     requests = [Request(prompt, 16) for prompt in prompts]
-    emitted = batches.gather(decode_together(model, None, requests, policy=chosen), len(prompts))
+    emitted = batches.gather(decode_batch(model, None, requests, policy=chosen), len(prompts))
     for prompt, steps in zip(prompts, emitted, strict=True):
         alone = decode(model, None, prompt, max_tokens=16, policy=chosen)
         assert batches.tokens_of(steps) == batches.tokens_of(list(alone))

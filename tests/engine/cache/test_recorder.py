@@ -48,8 +48,8 @@ def test_taps_and_transactions_can_be_closed_in_any_order():
     before = classes(model)
     for tap_first in (True, False):
         target = Target(model)
-        taps, transaction = target.tap((0, 1)), Transaction(model, new_caches(model, 4))
-        for closable in (taps, transaction) if tap_first else (transaction, taps):
+        hidden_states, transaction = target.hook_layers((0, 1)), Transaction(model, new_caches(model, 4))
+        for closable in (hidden_states, transaction) if tap_first else (transaction, hidden_states):
             closable.close()
         assert classes(model) == before
 

@@ -19,9 +19,13 @@ import pytest
 
 from engine.cli import run
 from engine.cli.chat_terminal import InputLines, Screen, harmless
+from engine.external_engines.engine import LoopEntry
+from engine.external_engines.loops import ENGINES
 from engine.server.parsing import ParsedText
 from engine.server.sequence import PrefillProgress
 from engine.target.loading import SHIPPED_TARGET
+from tests.engine.registry.registries import write
+from tests.engine.server.test_external import open_small
 
 ROOT = Path(__file__).resolve().parents[3]
 LIST = "Make a numbered list of: table, window, river."
@@ -116,6 +120,32 @@ def test_commands_are_obeyed_between_turns(chat: Chat, tmp_path: Path):
     assert "/model ID     let NAME or NAME@CHANNEL answer" in rest
     messages = [json.loads(line) for line in file.read_text().splitlines()]
     assert [message["role"] for message in messages] == ["user", "assistant"]
+
+
+ENGINES_FILE = f"""
+default = "drafting"
+[models.drafting]
+summary = "mlx-lm with a draft model"
+target = "shipped"
+drafter = {{ path = "{SHIPPED_TARGET}" }}
+engine = "mlx-lm-speculative"
+[models.hookless]
+summary = "makes its caches where nothing reaches them"
+target = "shipped"
+engine = "hookless"
+"""
+
+
+def test_stats_say_of_external_engines_what_is_known(
+    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(ENGINES, "hookless", LoopEntry("mlx_lm", "nothing", open_small, drafts=False))
+    arguments = ("--registry", str(write(tmp_path, ENGINES_FILE)), "--max-tokens", "8")
+    how = chat.turns(f"{LIST}\n", *arguments)[0]["x_kakeya"]
+    assert how["resident_bytes"] > how["drafter_resident_bytes"] > 0
+    _, _, said = chat(f"{LIST}\n/stats\n/model hookless\n{LIST}\n/stats\n", *arguments)
+    assert f"keys and values, the drafter's too: {how['resident_bytes']:,} bytes\n" in said
+    assert "keys and values, the drafter's too: the engine hookless does not tell\n" in said
 
 
 @pytest.mark.slow

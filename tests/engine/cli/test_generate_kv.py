@@ -10,6 +10,7 @@ import pytest
 
 from bridge.evidence.gate import judge
 from engine.cli import run
+from engine.target.loading import SHIPPED_DRAFTER
 from tests.engine import tiny
 
 PROMPT = "abcdefghijklmnopqrstuvwxyz abcdefghijk"
@@ -35,6 +36,9 @@ def generate(capsys: pytest.CaptureFixture[str], models: dict[str, str], *argume
 def of_caches(found: dict[str, Any]) -> int:
     """Bytes of the target's caches: all that is resident but the drafter's part."""
     return int(found["resident_bytes"] - found["drafter_resident_bytes"])
+
+
+BOTH = ("--drafter", f"{SHIPPED_DRAFTER}?kv=affine:8,64", "--drafter-kv", "sink-window:4,64")
 
 
 @pytest.mark.parametrize("drafter", ["dflash", "small"])
@@ -81,6 +85,8 @@ def test_the_report_declares_the_policies_that_ran(capsys, models: dict[str, str
         (("--drafter", "prompt-lookup", "--drafter-kv", "affine"), "prompt-lookup keeps no keys and values"),
         (("--drafter-kv", "lattice"), "a drafter takes native, sink-window, affine, rotated"),
         (("--drafter-kv", "affine:9,64"), "--drafter-kv 'affine:9,64'"),
+        (BOTH, f"--drafter {BOTH[1]} and --drafter-kv sink-window:4,64@all name two policies; give one"),
+        ((*BOTH, "--block", "1"), "name two policies; give one"),
     ],
 )
 def test_a_policy_that_cannot_be_is_one_error(capsys, arguments: tuple[str, ...], message: str):

@@ -112,9 +112,9 @@ class Widths(Target):
         super().__init__(model)
         self.widths: list[int] = []
 
-    def forward(self, tokens: mx.array, caches: list[Any], taps: Any) -> Any:
+    def forward(self, tokens: mx.array, caches: list[Any], hidden_states: Any) -> Any:
         self.widths.append(tokens.shape[1])
-        return super().forward(tokens, caches, taps)
+        return super().forward(tokens, caches, hidden_states)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.batch_decode import Request, decode_together
+from engine.batch_decode import Request, decode_batch
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.drafters.base import Drafter
@@ -82,7 +82,7 @@ def test_a_sequence_of_several_has_the_forwards_of_its_own_drafter(
     drafter, spy = drafter_and_spy(kind, monkeypatch)
     requests = [Request(prompt_of(length), count) for length, count in ((5, 1), (LONG, COUNT), (9, 12))]
     steps = gather(
-        decode_together(target_of("gemma3_text"), drafter, requests, draft_length=FixedDraftLength(4)), 3
+        decode_batch(target_of("gemma3_text"), drafter, requests, draft_length=FixedDraftLength(4)), 3
     )
     shares = [each[-1].share for each in steps]
     counts = [share.drafter_forwards for share in shares if share is not None]

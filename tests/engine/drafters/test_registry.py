@@ -100,7 +100,7 @@ def test_folders_say_which_kind_they_are(
             assert loaded.drafter.name == kind
             assert loaded.card is not None
             assert loaded.card.id == folder.name
-            loaded.drafter.observe([5, 6], None if not loaded.drafter.tap_layers else mx.zeros((1, 2, 96)))
+            loaded.drafter.observe([5, 6], None if not loaded.drafter.target_layers else mx.zeros((1, 2, 96)))
             assert len(loaded.drafter.propose(7, 3)) == 3
 
 

@@ -43,7 +43,7 @@ def test_a_repetition_is_looked_up_and_anything_else_left_to_the_other(model: Ta
 class Mute:
     """A drafter whose every draft is the token 0, and which keeps count of how often it is asked."""
 
-    name, tap_layers, block_size, nbytes, forwards = "mute", (), 8, 0, 0
+    name, target_layers, block_size, nbytes, forwards = "mute", (), 8, 0, 0
 
     def __init__(self) -> None:
         self.asked = 0
@@ -53,7 +53,7 @@ class Mute:
         return Mute()
 
     def start(self) -> None: ...
-    def observe(self, tokens: Sequence[int], taps: mx.array | None) -> None: ...
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None: ...
     def rewind(self, count: int) -> bool:
         return True
 

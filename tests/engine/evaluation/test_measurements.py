@@ -22,7 +22,7 @@ from engine.device import prepare
 from engine.drafters.base import Draft
 from engine.drafters.block import BlockDrafter
 from engine.errors import ConfigurationError, PromptError
-from engine.evaluation.arms import speculate_together
+from engine.evaluation.arms import speculate_batch
 from engine.evaluation.environment import LoadWatch, busy, describe, idle_load
 from engine.evaluation.measure import Evaluation, encode_all, plain_arm, run_arm
 from engine.evaluation.probe import probe_machine, ring_rolls_back
@@ -269,7 +269,7 @@ def test_a_prompt_that_ends_at_once_counts_in_a_batch(
     encoded = encode_all(engine, prompts)
     first = run_arm(engine, plain_arm(PLAIN), encoded[0], 4, engine.new_draft_length()).tokens[0]
     monkeypatch.setattr(type(engine.target), "stops", frozenset({first}))
-    outcomes = speculate_together(engine, encoded, 4, engine.new_draft_length())
+    outcomes = speculate_batch(engine, encoded, 4, engine.new_draft_length())
     assert (outcomes[0].tokens, outcomes[0].finish, outcomes[0].rounds) == ([first], "stop", [])
     assert outcomes[0].decode_s == 0
     assert outcomes[0].cache_classes == outcomes[1].cache_classes == {"RaggedKV": 6}

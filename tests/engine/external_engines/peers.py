@@ -32,9 +32,9 @@ def pair(folder: Path, family: str) -> tuple[LoadedTarget, Path]:
     """A random target of a family, and a random drafter for it."""
     target = load_target(families.save(folder / "target", family))
     layers = target.target.layer_count
-    taps = {"mask_token_id": tiny.MASK, "target_layer_ids": [0, 1, layers - 1]}
+    hidden_states = {"mask_token_id": tiny.MASK, "target_layer_ids": [0, 1, layers - 1]}
     drafter = tiny.save_drafter(
-        folder / "drafter", num_target_layers=layers, dflash_config=taps, tie_word_embeddings=True
+        folder / "drafter", num_target_layers=layers, dflash_config=hidden_states, tie_word_embeddings=True
     )
     return target, drafter
 

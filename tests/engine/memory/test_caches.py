@@ -10,7 +10,7 @@ from engine.cache.policy import NATIVE, parse_policy
 from engine.config import Options, open_engine
 from engine.draft_length import FixedDraftLength
 from engine.errors import ModelError
-from engine.evaluation.arms import speculate, speculate_together
+from engine.evaluation.arms import speculate, speculate_batch
 from engine.memory import LayerBytes, RunLengths, held_by
 from engine.target.loading import SHIPPED_TARGET, load_target
 from engine.target.model import Target
@@ -113,7 +113,7 @@ def test_the_resident_bytes_of_a_report_are_predicted(policy):
     engine = open_engine(Options(drafter="none", kv=policy))
     prompt, other = prompt_of(700), prompt_of(700)[::-1]
     alone = speculate(engine, prompt, 2, FixedDraftLength(1))
-    together = speculate_together(engine, [prompt, other], 2, FixedDraftLength(1))
+    together = speculate_batch(engine, [prompt, other], 2, FixedDraftLength(1))
     target, run = load_target(SHIPPED_TARGET).target, RunLengths(700)
     assert total(held_by(target, engine.policy, run)) == alone.resident_bytes
     both = total(held_by(target, engine.policy, replace(run, batch=2)))

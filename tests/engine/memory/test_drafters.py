@@ -53,10 +53,10 @@ def unloaded(folders: tuple[Path, Path]) -> Unloaded:
 def at_work(drafter: Drafter, target: LoadedTarget, observed: list[int]) -> int:
     """Bytes a drafter remembers after it was told of a prompt and has drafted a block."""
     drafter.start()
-    width = target.target.hidden_size * len(drafter.tap_layers)
+    width = target.target.hidden_size * len(drafter.target_layers)
     for count in observed:
-        taps = mx.zeros((1, count, width)) if drafter.tap_layers else None
-        drafter.observe(list(range(5, 5 + count)) if count < 200 else [7] * count, taps)
+        hidden_states = mx.zeros((1, count, width)) if drafter.target_layers else None
+        drafter.observe(list(range(5, 5 + count)) if count < 200 else [7] * count, hidden_states)
     drafter.propose(9, BLOCK - 1)
     if isinstance(drafter, WithLookup):
         drafter._other.propose(9, BLOCK - 1)  # whichever of them spoke

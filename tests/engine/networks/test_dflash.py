@@ -43,12 +43,12 @@ def test_context_taken_in_without_a_draft_is_the_same_context(name: str):
 
 def test_a_long_context_in_one_go_equals_the_same_in_pieces():
     drafter = network()
-    taps, embeddings = mx.random.normal((1, 700, 96)), mx.random.normal((1, 5, 32))
+    hidden_states, embeddings = mx.random.normal((1, 700, 96)), mx.random.normal((1, 5, 32))
     whole, pieces = Context(drafter.config), Context(drafter.config)
-    expected = drafter(embeddings, taps, whole)
+    expected = drafter(embeddings, hidden_states, whole)
     for first in range(0, 690, 30):
-        drafter(embeddings, taps[:, first : first + 30], pieces)
-    found = drafter(embeddings, taps[:, 690:], pieces)
+        drafter(embeddings, hidden_states[:, first : first + 30], pieces)
+    found = drafter(embeddings, hidden_states[:, 690:], pieces)
     assert largest(found, expected) < 1e-4
     assert whole.offset == pieces.offset == 700
 
@@ -66,14 +66,14 @@ def test_a_sliding_layer_keeps_a_bounded_context():
 @pytest.mark.parametrize("count", [1, 17, SPARE])
 def test_a_rewound_context_equals_one_that_never_saw_the_rows(types: str, count: int):
     drafter = network(layer_types=[types] * 2)
-    taps, embeddings = mx.random.normal((1, 400, 96)), mx.random.normal((1, 5, 32))
+    hidden_states, embeddings = mx.random.normal((1, 400, 96)), mx.random.normal((1, 5, 32))
     rewound, straight = Context(drafter.config), Context(drafter.config)
     for first in range(0, 390, 30):
-        drafter(embeddings, taps[:, first : first + 30], rewound)
-        drafter(embeddings, taps[:, first : min(first + 30, 390 - count)], straight)
+        drafter(embeddings, hidden_states[:, first : first + 30], rewound)
+        drafter(embeddings, hidden_states[:, first : min(first + 30, 390 - count)], straight)
     assert rewound.rewind(count)
     assert rewound.offset == straight.offset == 390 - count
-    none = taps[:, :0]
+    none = hidden_states[:, :0]
     assert largest(drafter(embeddings, none, rewound), drafter(embeddings, none, straight)) < 1e-5
 
 

@@ -53,10 +53,10 @@ def test_each_layer_has_its_own_widths_and_others_are_refused() -> None:
 def test_features_are_what_the_network_makes_of_its_context(second: bool) -> None:
     network = random_drafters.block_drafter(Target(tiny.build()), second).network
     features = DrafterFeatures(network)
-    taps = mx.random.normal((1, 4, 3 * 32), key=mx.random.key(2))
-    rows = features(taps)
+    hidden_states = mx.random.normal((1, 4, 3 * 32), key=mx.random.key(2))
+    rows = features(hidden_states)
     assert rows.shape == (1, 4, features.size)
-    context = network.hidden_norm(network.fc(taps))
+    context = network.hidden_norm(network.fc(hidden_states))
     attention = network.layers[1].self_attn
     own = mx.concatenate([attention.k_proj(context), attention.v_proj(context)], axis=-1)
     assert mx.allclose(rows[..., features.size // 2 :], own, atol=1e-6)

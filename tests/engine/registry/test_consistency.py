@@ -133,7 +133,7 @@ def test_the_shipped_registry_says_what_its_drafters_read(entry: ModelEntry):
         facts = entry.facts.drafter
         assert facts is not None
         assert facts.hidden_size
-        assert facts.taps
+        assert facts.target_layers
         assert facts.mask_token is not None
 
 
@@ -154,7 +154,9 @@ def test_the_demo_pair_matches(tmp_path: Path):
 
 
 def test_what_a_drafter_says_of_its_target_is_read_from_every_text_that_names_it():
-    facts = DrafterFacts(hidden_size=128, layers=9, vocab_size=1280, taps=(1, 3, 5, 8), mask_token=3, block=8)
+    facts = DrafterFacts(
+        hidden_size=128, layers=9, vocab_size=1280, target_layers=(1, 3, 5, 8), mask_token=3, block=8
+    )
     for spec in ("", "dflash:", "prompt-lookup+", "prompt-lookup+dflash:"):
         assert drafter_facts(f"{spec}{SHIPPED_DRAFTER}") == facts
     assert drafter_facts("prompt-lookup:4") is None
@@ -221,7 +223,7 @@ def test_a_folder_with_another_target_than_the_entry_says_is_refused():
 
 
 def test_a_retrained_drafter_may_read_other_layers_than_the_entry_says():
-    facts = DrafterFacts(hidden_size=128, taps=(2, 4), mask_token=5, block=16)
+    facts = DrafterFacts(hidden_size=128, target_layers=(2, 4), mask_token=5, block=16)
     entry = model_of(at(""), at(""), facts=Facts(target=DEMO, drafter=facts))
     check_located(Located(entry, SHIPPED_TARGET, str(SHIPPED_DRAFTER)))
 

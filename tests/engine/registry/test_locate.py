@@ -99,6 +99,18 @@ def test_look_ups_are_added_to_a_drafter_where_the_entry_says(tmp_path: Path):
     assert locate(both, places(tmp_path)).drafter == f"prompt-lookup+{drafter}"
 
 
+@pytest.mark.parametrize("lookups", [False, True])
+def test_a_drafters_own_policy_is_handed_on_with_it(tmp_path: Path, lookups: bool):
+    cached(tmp_path, "Owner/M-4B")
+    folder(tmp_path, "home", "kakeya-models", "d")
+    for source in (PAIR.drafter, at(tmp_path), SHIPPED):
+        drafter = source.model_copy(update={"kv": "affine:8,64", "lookups": lookups or source.shipped})
+        with_policy = model_of(PAIR.target, drafter, "pair")
+        without = model_of(PAIR.target, drafter.model_copy(update={"kv": None}), "pair")
+        alone = locate(without, places(tmp_path)).drafter
+        assert locate(with_policy, places(tmp_path)).drafter == f"{alone}?kv=affine:8,64"
+
+
 def test_a_named_revision_is_no_other(tmp_path: Path):
     cached(tmp_path, "Owner/M-4B")
     entry = model_of(published("m", "Owner/M-4B", "f" * 40), name="m")
@@ -123,8 +135,20 @@ def test_what_is_in_no_place_is_refused_with_the_places_and_what_to_do(tmp_path:
 
 
 def test_given_folders_and_texts_are_handed_on_as_they_are(tmp_path: Path):
-    entry = model_of(at("/m"), at("prompt-lookup:4"), "m")
-    assert locate(entry, places(tmp_path)) == Located(entry, Path("/m"), "prompt-lookup:4")
+    for drafter in ("prompt-lookup:4", f"dflash:{tmp_path}", f"{tmp_path}?kv=affine:8,64"):
+        entry = model_of(at(tmp_path), at(drafter), "m")
+        assert locate(entry, places(tmp_path)) == Located(entry, tmp_path, drafter)
+
+
+@pytest.mark.parametrize("path", ["/absent", "/absent?kv=affine:8,64", "/" + "x" * 300, "a file"])
+def test_a_path_without_a_folder_is_as_missing_as_a_folder_in_no_place(tmp_path: Path, path: str):
+    if path == "a file":
+        path = str(tmp_path / "file")
+        Path(path).write_text("")
+    for part, entry in (("target", model_of(at(path))), ("drafter", model_of(SHIPPED, at(path)))):
+        said = re.escape(f"the {part} of the model one is not on this machine: {path.partition('?kv')[0]}")
+        with pytest.raises(ModelNotHere, match=f"^{said}"):
+            locate(entry, places(tmp_path))
 
 
 def test_a_name_that_the_hub_could_not_have_is_refused(tmp_path: Path):

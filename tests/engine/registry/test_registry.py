@@ -173,6 +173,24 @@ def test_a_file_says_everything_about_a_model(tmp_path: Path):
         ),
         ('drafter = { path = "b" }', "models.one.drafter: path must begin with / or ~/, not 'b'"),
         ('drafter = { path = "/b", folder = "b" }', 'models.one.drafter: must be "shipped", or have one of'),
+        (
+            'drafter = { folder = "b", kv = "lattice" }',
+            "models.one.drafter.kv: --drafter-kv 'lattice': a drafter takes native, sink-window, affine",
+        ),
+        ('drafter = { folder = "b", kv = "affine:9,64" }', "models.one.drafter.kv: --drafter-kv 'affine:9"),
+        ('drafter = { folder = "b", kv = 8 }', "models.one.drafter.kv: must be a text, not 8"),
+        (
+            'drafter = { path = "/b?kv=affine:8,64", kv = "affine:4,64" }',
+            "models.one.drafter: kv is affine:4,64, and path /b?kv=affine:8,64 says it too; give one of them",
+        ),
+        (
+            'engine = "mlx-lm-speculative"\ndrafter = { folder = "b", kv = "affine:8,64" }',
+            "models.one: the engine mlx-lm-speculative keeps its drafter's keys and values itself, not as a",
+        ),
+        (
+            'engine = "mlx-lm-speculative"\ndrafter = { path = "/b?kv=affine:8,64" }',
+            "models.one: the engine mlx-lm-speculative keeps its drafter's keys and values itself, not as /",
+        ),
         ('drafter = { folder = "b", lookups = 1 }', "models.one.drafter.lookups: must be of type boolean"),
         ('channels = "native"', "models.one.channels: must be a list of names of channels"),
         ("channels = [1]", "models.one.channels: there is no KV channel 1; there are native"),
@@ -190,7 +208,10 @@ def test_a_file_says_everything_about_a_model(tmp_path: Path):
         ("facts.target = { layers = 1 }", "models.one.facts.target: lacks 'hidden_size', "),
         (FACTS.replace("[16]", "[]"), "models.one.facts.target.head_dims: has fewer than 1 entries"),
         ("facts.drafter = { block = 8 }", "models.one: block and facts.drafter need a drafter"),
-        ("facts.drafter = { taps = [-1] }", "models.one.facts.drafter.taps[0]: must be at least 0, got -1"),
+        (
+            "facts.drafter = { target_layers = [-1] }",
+            "models.one.facts.drafter.target_layers[0]: must be at least 0, got -1",
+        ),
         ("facts.drafter = { depth = 1 }", "models.one.facts.drafter: unknown field 'depth'"),
     ],
 )
@@ -264,6 +285,10 @@ def test_a_file_defines_channels_for_the_models_that_list_them_or_list_none(tmp_
         ("[channels.fine]\n", "channels.fine: lacks 'kv'"),
         ('[channels.fine]\nkv = "native"\nbits = 8', "channels.fine: unknown field 'bits'"),
         ('[channels."a:b"]\nkv = "native"', "channels.a:b"),
+        (
+            '[channels.r]\nkv = "restored:exact:4,64"',
+            "channels.r.kv: 'restored:exact:4,64' is a policy of generate and eval, not",
+        ),
         ('[channels.affine8]\nkv = "affine:4,64"', "channels: affine8 is built in; choose another name"),
         (
             '[requests]\nkv = ["restored:exact"]',
@@ -320,6 +345,31 @@ def test_policies_beyond_the_ranges_are_refused_with_what_is_allowed(tmp_path: P
         registry.resolve("one", text)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "asked", "spec"),
+    [
+        ("full-kv", "full-kv", "full-kv"),
+        ("affine:2..8,64", "affine", "affine:4,64@all"),
+        ("lattice:e8,38@inner:0..2", "lattice@inner:1", "lattice:e8,38@inner:1"),
+    ],
+)
+def test_policies_without_parameters_are_found_in_the_ranges(
+    tmp_path: Path, allowed: str, asked: str, spec: str
+):
+    registry = Registry.load(write(tmp_path, f'{MINIMAL}[requests]\nkv = ["{allowed}"]\n'))
+    for request in ((f"one@{asked}", None), ("one", asked)):
+        assert registry.resolve(*request)[1].policy.spec == spec
+    with pytest.raises(ConfigurationError, match="does not offer the KV channel sink-window-256"):
+        registry.resolve("one", "sink-window-256")
+
+
+def test_a_channel_of_the_file_is_never_read_as_a_policy(tmp_path: Path):
+    text = f'{MINIMAL}channels = ["native"]\n[channels.affine]\nkv = "affine:8,32"\n'
+    registry = Registry.load(write(tmp_path, f'{text}[requests]\nkv = ["affine:2..8,64"]\n'))
+    with pytest.raises(ConfigurationError, match="does not offer the KV channel affine"):
+        registry.resolve("one", "affine")
+
+
 def test_without_ranges_no_policy_may_be_spelt_out(tmp_path: Path):
     registry = Registry.load(write(tmp_path, MINIMAL))
     with pytest.raises(ConfigurationError, match="requests may ask for none"):
@@ -357,6 +407,11 @@ def test_a_path_that_is_no_file_is_refused_and_a_pipe_not_waited_for(tmp_path: P
         Registry.load(tmp_path / "bytes")
 
 
+def test_a_target_has_channels_instead_of_a_policy(tmp_path: Path):
+    text = MINIMAL.replace('"shipped"', '{ folder = "m", kv = "affine:8,64" }')
+    assert refusal(tmp_path, text).startswith(": models.one.target: kv 'affine:8,64' is of drafters; name")
+
+
 def test_two_models_cannot_be_looked_for_in_one_place(tmp_path: Path):
     text = MINIMAL + '[models.a]\nsummary = "a"\ntarget = { folder = "m.1", hub = "a/b" }\n'
     other = '[models.b]\nsummary = "b"\ntarget = { folder = "m-1", hub = "a/c" }\n'
@@ -364,11 +419,13 @@ def test_two_models_cannot_be_looked_for_in_one_place(tmp_path: Path):
     assert message.startswith(
         ": a/b and a/c would both be looked for in KAKEYA_MODEL_M_1; give them folders of other names"
     )
-    Registry.load(write(tmp_path, text + other.replace("m-1", "m.1").replace("a/c", "a/b")))
+    same = text + other.replace("m-1", "m.1").replace("a/c", "a/b")
+    Registry.load(write(tmp_path, same + 'drafter = { folder = "m.1", hub = "a/b", kv = "affine:8,64" }\n'))
 
 
 def test_an_entry_whose_drafter_is_for_another_target_is_refused(tmp_path: Path):
-    drafter = 'drafter = "shipped"\nfacts.drafter = { hidden_size = 32, taps = [1, 6], mask_token = 512 }\n'
+    facts = "{ hidden_size = 32, target_layers = [1, 6], mask_token = 512 }"
+    drafter = f'drafter = "shipped"\nfacts.drafter = {facts}\n'
     message = refusal(tmp_path, with_model(FACTS + drafter), DrafterMismatchError)
     assert message == (
         ": the drafter shipped was not made for the target shipped: hidden size 32 in the drafter, 64 in the "

@@ -73,7 +73,7 @@ def test_the_drafter_is_that_of_the_command_line(
 ) -> None:
     plan = opened(target, folders, projector, drafter=prefix + str(folders[1]))
     assert plan.learned.card.weights_sha256
-    assert plan.learned.features.taps == (0, 2, 5)
+    assert plan.learned.features.target_layers == (0, 2, 5)
 
 
 @pytest.mark.parametrize("drafter", [None, "prompt-lookup"])
@@ -96,7 +96,7 @@ def test_for_the_shipped_target_all_is_shipped(shipped: LoadedTarget) -> None:
     assert plan is not None
     assert plan.learned is not None
     assert plan.learned.card.id.endswith("projector")
-    assert plan.learned.projector.config.taps == (1, 3, 5, 8)
+    assert plan.learned.projector.config.target_layers == (1, 3, 5, 8)
     assert [shape.layer for shape in plan.learned.projector.config.layers] == [2, 5, 8]
     assert (SHIPPED_PROJECTOR.parent / "drafter") == SHIPPED_DRAFTER
 
@@ -106,7 +106,7 @@ def test_an_own_projector_for_the_shipped_drafter_needs_no_other(
     drafter: str | None, shipped: LoadedTarget, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(SHIPPED_PROJECTOR, tmp_path / "projector"))
-    assert load_learned(folder, shipped, drafter).projector.config.taps == (1, 3, 5, 8)
+    assert load_learned(folder, shipped, drafter).projector.config.target_layers == (1, 3, 5, 8)
 
 
 def test_another_target_needs_a_projector(target: LoadedTarget, folders: tuple[Path, Path]) -> None:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import qwen2
 
-from engine.batch_decode import Request, decode_together
+from engine.batch_decode import Request, decode_batch
 from engine.cache.policy import NATIVE, RestoredKV, parse_policy
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
@@ -266,7 +266,7 @@ def test_sequences_decoded_together_are_restored_as_alone(family: str) -> None:
             alone.append(said(session, prompt, 6))
     together: list[list[int]] = [[], []]
     requests = [Request(prompt, 6) for prompt in prompts]
-    for emitted in decode_together(target, None, requests, policy=policy, restoration=plan("zeros")):
+    for emitted in decode_batch(target, None, requests, policy=policy, restoration=plan("zeros")):
         for part in emitted:
             together[part.request] += part.step.tokens
     assert together == alone

@@ -40,6 +40,9 @@ channels = ["native", "rotated4"]
 [models.away]
 summary = "is on no machine"
 target = {{ folder = "no-such-folder" }}
+[models.gone]
+summary = "its path leads nowhere"
+target = {{ path = "/no-such-folder" }}
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,13 @@ def test_an_engine_that_does_not_draft_says_so(served: RawServer):
     how = provenance(served, "plain@rotated4")
     assert (how["engine"], how["cache_strategy"], how["drafter"]) == ("mlx-lm", "keyword", None)
     assert (how["speculation"], how["acceptance_length"]) == (False, None)
+    ours = provenance(served, "demo@rotated4", drafter="none")
+    for name in ("plain_steps", "block", "drafted", "drafter_forwards", "drafter_resident_bytes"):
+        assert how[name] == ours[name]
+    assert how["plain_steps"] == 23
+    assert how["resident_bytes"] == ours["resident_bytes"] > 0
     assert how["why_off"] == "the engine mlx-lm decodes this model without a drafter"
-    assert how["token_ids"] == provenance(served, "demo@rotated4", drafter="none")["token_ids"]
+    assert how["token_ids"] == ours["token_ids"]
 
 
 @pytest.mark.parametrize("channel", ["native", "rotated4"])
@@ -107,22 +113,41 @@ def test_drafts_of_an_external_engine_are_told_as_it_counts_them(served: RawServ
     how = provenance(served, f"drafting@{channel}")
     assert (how["engine"], how["cache_strategy"]) == ("mlx-lm-speculative", "keyword")
     assert how["drafter"] == SHIPPED_TARGET.name
-    assert (how["speculation"], how["why_off"], how["drafted"]) == (True, None, None)
+    assert (how["speculation"], how["why_off"], how["block"]) == (True, None, 4)
+    assert (how["drafted"], how["plain_steps"], how["drafter_forwards"]) == (None, None, None)
+    own = provenance(served, f"demo@{channel}", drafter="none")
+    assert how["drafter_resident_bytes"] > 0
+    held = how["resident_bytes"] - how["drafter_resident_bytes"]
+    # the target drafts for itself, in caches of the native policy
+    assert (held == how["drafter_resident_bytes"]) == (channel == "native")
     assert how["verify_rounds"] + how["accepted"] == 24  # every round gives its accepted drafts and one more
     assert how["acceptance_length"] == round(1 + how["accepted"] / how["verify_rounds"], 4)
     assert how["acceptance_length"] > (3.5 if channel == "native" else 1)  # the target drafts for itself
-    assert how["token_ids"] == provenance(served, f"demo@{channel}", drafter="none")["token_ids"]
+    assert how["token_ids"] == own["token_ids"]
+
+
+def test_accepted_drafts_are_not_counted_where_drafts_are_not_told(served: RawServer):
+    url, headers = f"http://127.0.0.1:{served.port}/metrics", {"authorization": f"Bearer {KEY}"}
+    rounds = provenance(served, "drafting")["verify_rounds"]
+    counted = requests.get(url, headers=headers, timeout=60).text
+    for name in ("drafted", "accepted"):
+        assert f'kakeya_{name}_tokens_total{{model="drafting"}} 0.0' in counted
+    found = re.search(r'kakeya_verify_rounds_total{model="drafting"} (\d+)', counted)
+    assert found is not None
+    assert int(found[1]) >= rounds
 
 
 def test_an_engine_that_reports_no_rounds_has_no_acceptance_length(served: RawServer):
     how = provenance(served, "silent")
     assert (how["drafter"], how["acceptance_length"], how["verify_rounds"]) == (SHIPPED_TARGET.name, None, 0)
     assert how["why_off"] == "the engine silent reports no verify rounds"
+    assert (how["drafter_resident_bytes"], how["resident_bytes"], how["plain_steps"]) == (None, None, None)
 
 
 def test_an_engine_without_a_hook_decodes_natively(served: RawServer):
     how = provenance(served, "hookless")
     assert (how["engine"], how["cache_strategy"], how["cache_classes"]) == ("hookless", "native", {})
+    assert (how["resident_bytes"], how["drafter_resident_bytes"], how["plain_steps"]) == (None, 0, 23)
     assert "fallback_from" not in how
 
 
@@ -172,6 +197,11 @@ def test_what_neither_engine_does_is_refused_by_name(
 ):
     reply = asked(served, model, **fields)
     assert (reply.status_code, reply.json()["error"]["param"]) == (status, param)
+
+
+def test_rounds_are_left_out_where_they_are_not_known(served: RawServer):
+    assert "rounds" in provenance(served, "demo", return_rounds=True)
+    assert "rounds" not in provenance(served, "drafting", return_rounds=True)
 
 
 def test_a_stream_says_the_same(served: RawServer):

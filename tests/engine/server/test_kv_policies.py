@@ -21,12 +21,19 @@ default = "demo"
 [channels.fine]
 kv = "lattice:e8,152@inner:1"
 [requests]
-kv = ["lattice:e8,8..64@inner:0..4", "affine:4..8,32..128", "affine:8,64@0..40", "sink-window:0..8,64..512"]
+kv = [
+  "lattice:e8,8..64@inner:0..4", "affine:4..8,32..128", "affine:8,64@0..40", "sink-window:0..8,64..512",
+  "full-kv",
+]
 [models.demo]
 summary = "the shipped pair"
 target = "shipped"
 drafter = "shipped"
 channels = ["native", "rotated4", "fine"]
+[models.coded]
+summary = "… whose drafter keeps codes"
+target = "shipped"
+drafter = { shipped = true, kv = "affine:8,32" }
 """
 CLOSED = OPEN[: OPEN.index("[requests]")] + OPEN[OPEN.index("[models.demo]") :]
 PROMPT = "class BaseProject:"
@@ -63,6 +70,8 @@ def provenance(raw_server: RawServer, **fields: Any) -> dict[str, Any]:
         ({"kv_channel": "affine:8,64@3"}, "affine:8,64@3", 1),
         ({"model": "demo@lattice:e8,64@inner:4"}, "lattice:e8,64@inner:4", 1),
         ({"kv_channel": "sink-window:4,512"}, "sink-window:4,512@all", 0),
+        ({"kv_channel": "full-kv"}, "full-kv", 0),
+        ({"model": "demo@full-kv"}, "full-kv", 0),
     ],
 )
 def test_a_policy_within_the_bounds_is_used(
@@ -106,6 +115,12 @@ def test_other_policies_are_refused_with_those_allowed(
     assert len(error["message"]) < 1000
     for text in says:
         assert text in error["message"]
+
+
+def test_a_drafters_own_policy_is_that_of_the_registry(served: RawServer):
+    plain, coded = provenance(served, max_tokens=24), provenance(served, model="coded", max_tokens=24)
+    assert (coded["drafter"], coded["kv_policy"]) == (plain["drafter"], "native")
+    assert 0 < coded["drafter_resident_bytes"] < plain["drafter_resident_bytes"]
 
 
 def test_an_id_and_a_field_that_differ_are_refused(served: RawServer):

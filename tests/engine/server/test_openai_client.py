@@ -309,7 +309,9 @@ def test_models_are_listed_with_their_channels(client: openai.OpenAI):
     assert {"demo", "demo@native", "demo@rotated4", "heart", "guest@rotated4", "away"} <= listed.keys()
     assert client.models.retrieve("demo@rotated4").x_kakeya["kv_channel"] == "rotated4"
     assert listed["demo"].x_kakeya["default"]
-    assert not listed["away"].x_kakeya["here"]
+    for name, where in (("away", "~/kakeya-models/no-such-folder"), ("gone", "/no-such-folder is not a")):
+        assert not listed[name].x_kakeya["here"]
+        assert where in listed[name].x_kakeya["why_not"]
 
 
 @pytest.mark.slow
@@ -355,6 +357,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], int, str | None]] = [
     ({"model": "nobody"}, openai.NotFoundError, 404, "model"),
     ({"model": "demo@nothing"}, openai.NotFoundError, 404, "model"),
     ({"model": "away"}, openai.NotFoundError, 404, "model"),
+    ({"model": "gone"}, openai.NotFoundError, 404, "model"),
     ({"model": "demo@affine8"}, openai.BadRequestError, 400, "model"),
     ({"temperature": 9}, openai.BadRequestError, 400, "temperature"),
     ({"temperature": "hot"}, openai.BadRequestError, 400, "temperature"),

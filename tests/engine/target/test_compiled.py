@@ -78,22 +78,24 @@ class Both:
     def __init__(
         self,
         target: Target,
-        taps: tuple[int, ...] = (0, 2),
+        hidden_states: tuple[int, ...] = (0, 2),
         caches: Callable[[], list[Any]] | None = None,
         headroom: int = HEADROOM,
     ) -> None:
         self.text: list[int] = []
         self.sessions = [
-            Session(target, self._drafter(target, taps), headroom=headroom, caches=own, compiled=compiled)
+            Session(
+                target, self._drafter(target, hidden_states), headroom=headroom, caches=own, compiled=compiled
+            )
             for own, compiled in zip(
                 [caches() if caches else None for _ in range(2)], (True, False), strict=True
             )
         ]
-        self.headroom, self.taps = headroom, taps
+        self.headroom, self.target_layers = headroom, hidden_states
 
     @staticmethod
-    def _drafter(target: Target, taps: tuple[int, ...]) -> Drafter | None:
-        return block_drafter(target, taps=taps) if taps else None
+    def _drafter(target: Target, hidden_states: tuple[int, ...]) -> Drafter | None:
+        return block_drafter(target, hidden_states=hidden_states) if hidden_states else None
 
     def prefill(self, tokens: list[int]) -> None:
         for session in self.sessions:
@@ -116,9 +118,9 @@ class Both:
         (logits, rows), (plain_logits, plain_rows) = results
         where = f"a block of {len(tokens)} behind {len(self.text)} positions"
         near(logits, plain_logits, f"logits of {where}")
-        assert (rows is None) == (plain_rows is None) == (not self.taps)
+        assert (rows is None) == (plain_rows is None) == (not self.target_layers)
         if rows is not None and plain_rows is not None:
-            near(rows, plain_rows, f"taps of {where}")
+            near(rows, plain_rows, f"hidden states of {where}")
         self.text += tokens[:kept]
         self.check_caches()
 
@@ -243,8 +245,10 @@ def test_a_rewound_or_restarted_session_is_compiled_alike(family: str, both: Cal
 @pytest.mark.slow
 def test_sessions_of_one_target_take_turns(both: Callable[..., Both]):
     target = target_of("gemma3_text")
-    pairs = [both(target, taps) for taps in ((0, 2), (5,), (), (0, 2))]
-    assert len({id(pair.sessions[0]._compiled) for pair in pairs}) == 3  # the same taps share their graphs
+    pairs = [both(target, hidden_states) for hidden_states in ((0, 2), (5,), (), (0, 2))]
+    assert (
+        len({id(pair.sessions[0]._compiled) for pair in pairs}) == 3
+    )  # the same hidden_states share their graphs
     for seed, pair in enumerate(pairs):
         pair.prefill(text_of(5 + 9 * seed, seed))
     for turn in range(10):

@@ -146,9 +146,9 @@ def test_measuring_leaves_the_model_as_it_was():
     picture = [(name, id(module), type(module)) for name, module in model.named_modules()]
     weights = [(name, id(value)) for name, value in tree_flatten(model.parameters())]
     target = Target(model)
-    taps = target.tap((0, 1))
+    hidden_states = target.hook_layers((0, 1))
     target.embed(TOKENS)
-    taps.close()
+    hidden_states.close()
     assert [(name, id(module), type(module)) for name, module in model.named_modules()] == picture
     assert [(name, id(value)) for name, value in tree_flatten(model.parameters())] == weights
 
@@ -166,8 +166,8 @@ def remade(change: Any) -> Any:
 
 
 def bound(model: Any) -> BlockDrafter:
-    taps = {"mask_token_id": tiny.MASK, "target_layer_ids": [0, 2]}
-    config = tiny.drafter_config(num_target_layers=3, dflash_config=taps)
+    hidden_states = {"mask_token_id": tiny.MASK, "target_layer_ids": [0, 2]}
+    config = tiny.drafter_config(num_target_layers=3, dflash_config=hidden_states)
     drafter = BlockDrafter(DFlash(DFlashConfig.from_dict(config)))
     drafter.bind(Target(model))
     return drafter
@@ -205,9 +205,9 @@ def test_a_drafters_own_scale_comes_on_top():
     seen: list[mx.array] = []
 
     class Watched(DFlash):
-        def __call__(self, embeddings: mx.array, taps: mx.array, context: Any) -> mx.array:
+        def __call__(self, embeddings: mx.array, hidden_states: mx.array, context: Any) -> mx.array:
             seen.append(embeddings)
-            return super().__call__(embeddings, taps, context)
+            return super().__call__(embeddings, hidden_states, context)
 
     config = tiny.drafter_config(num_target_layers=8, input_embedding_scale=0.3)
     drafter = BlockDrafter(Watched(DFlashConfig.from_dict(config)))

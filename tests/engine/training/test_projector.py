@@ -22,15 +22,16 @@ from engine.restoration.sites import sites_of
 from engine.session import Session
 from engine.target.loading import LoadedTarget, load_target
 from engine.target.model import Target
-from engine.training.distillation import (
+from engine.training.projector import file_texts, retrieval_texts, train_projector, write_projector
+from engine.training.projector_fit import (
     AttentionRecorder,
+    ProjectorSwitches,
     Visibility,
+    batch,
     first_restored,
     losses,
     relative_error,
 )
-from engine.training.projector import file_texts, retrieval_texts, train_projector, write_projector
-from engine.training.projector_fit import ProjectorSwitches, batch
 from tests.engine import families, random_drafters
 
 TOY = ProjectorSwitches(window=8, steps=24, batches=2, texts=2, length=192)

@@ -21,7 +21,7 @@ def test_taps_equal_the_layer_outputs_the_engine_sees(tiny_target: Any) -> None:
     tokens = mx.random.randint(8, 1280, (1, 64), key=mx.random.key(6))
     _, tapped = target_forward.forward(tiny_target, tokens, taps=(0, 2))
     target = Target(tiny_target)
-    taps = target.tap((0, 2))
+    taps = target.hook_layers((0, 2))
     _, rows = target.forward(tokens, tiny_target.make_cache(), taps)
     taps.close()
     assert rows is not None
