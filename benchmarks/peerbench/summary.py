@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
@@ -22,7 +23,8 @@ def summarise(samples: Sequence[Sample], size: str, baseline: Setting) -> list[d
     Where an engine records its rounds, also ``tokens_per_round``, ``draft_s`` and ``verify_s`` (means of
     rounds at the block asked for, median over runs), ``outside_s`` (what else a round takes, on average) and,
     with full acceptance at a fixed block, ``share_of_limit``: measured speed by what the stages of the same
-    run allow, block / (draft + verify), median over runs.
+    run allow, block / (draft + verify), median over runs. Of an engine that was measured at an earlier commit
+    too, ``ratio_to_earlier``: median over prompts and repetitions of its speed by the earlier one's.
 
     Raises:
         ValueError: there is no sample of the baseline.
@@ -49,6 +51,11 @@ def summarise(samples: Sequence[Sample], size: str, baseline: Setting) -> list[d
             "plain_tokens_per_s": median(plain.values()),
             "identical": all(sample.identical for sample in samples if sample.setting == setting),
         }
+        before = [s.run for s in samples if s.setting == replace(setting, engine=f"{setting.engine}-earlier")]
+        if before:
+            now = [s.run for s in samples if s.setting == setting]
+            pairs = zip(now, before, strict=True)
+            row["ratio_to_earlier"] = median(a.timed / a.seconds * b.seconds / b.timed for a, b in pairs)
         rows.append(row | _stages(samples, setting))
     return rows
 
@@ -105,6 +112,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             line += f"  {1e3 * row['draft_s']:8.2f}  {1e3 * row['verify_s']:9.2f}"
         if "share_of_limit" in row:
             line += f"  {row['share_of_limit']:8.3f}"
+        if "ratio_to_earlier" in row:
+            line += f"  {row['ratio_to_earlier']:.3f} × earlier"
         lines.append(line.rstrip())
     return "\n".join(lines)
 

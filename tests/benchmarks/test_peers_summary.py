@@ -46,6 +46,19 @@ def test_prompts_of_a_repetition_count_as_total_tokens_over_total_time() -> None
     assert row["ratio_to_plain"] == pytest.approx(2.0)
 
 
+def test_an_earlier_commit_is_compared_prompt_by_prompt() -> None:
+    earlier = Setting("kakeya-earlier", 8, "oracle")
+    pairs = [(1.0, 1.0), (4.0, 2.0), (9.0, 3.0)]  # seconds before, and now: the machine gets slower
+    samples = [sample(PLAIN, 0, 10, 1.0)]
+    samples += [
+        sample(setting, 0, 10, s) for pair in pairs for setting, s in zip((earlier, OURS), pair, strict=True)
+    ]
+    rows = {row["engine"]: row for row in summarise(samples, "tiny", PLAIN)}
+    assert rows["kakeya"]["ratio_to_earlier"] == 2.0
+    assert "ratio_to_earlier" not in rows["kakeya-earlier"]
+    assert "2.000 × earlier" in table(list(rows.values()))
+
+
 def test_one_prompt_with_other_tokens_makes_the_row_not_identical() -> None:
     samples = [sample(PLAIN, 0, 10, 1.0), sample(OURS, 0, 10, 1.0), sample(OURS, 0, 10, 1.0, same=False)]
     (row,) = summarise(samples, "tiny", PLAIN)
