@@ -52,7 +52,7 @@ class ChatOptions:
         self.sampling.check()
         if self.max_tokens < 1:
             raise ConfigurationError(f"--max-tokens must be at least 1, not {self.max_tokens}")
-        parse_block(self.block or "auto")
+        parse_block("auto" if self.block is None else self.block)
         ChatSwitches(thinking=self.thinking).check()
 
     @property

@@ -194,6 +194,8 @@ def _replayed(
     """One layer's cache at the end of a run; for a batch, of all its sequences."""
     cache, template = layer
     for count in chunks_of(policy, run):
+        if _is_full(cache):
+            break
         _forward(cache, template, count, graph(count) if policy.source is None else None)
     _forward(cache, template, 1, graph(1))
     if run.batch > 1 and any(each is not None for each in _arrays(template)):
@@ -203,6 +205,14 @@ def _replayed(
     elif run.batch == 1 and run.block:
         _forward(cache, template, run.block, graph(run.block))
     return cache
+
+
+def _is_full(cache: Any) -> bool:
+    """Whether nothing a layer takes in can change its size: its stores are rings with all their rows."""
+    return all(
+        type(store) is SlidingRing and store.keys is not None and store.keys.shape[2] == store.capacity
+        for store in stores_of([cache])
+    )
 
 
 def chunks_of(policy: KVPolicy, run: RunLengths) -> Iterator[int]:

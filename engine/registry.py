@@ -278,6 +278,8 @@ def _defined(own: dict[str, Channel], info: ValidationInfo) -> dict[str, Channel
     """Add a file's channels to those that its models may list."""
     if built_in := own.keys() & CHANNELS.keys():
         raise ValueError(f"{min(built_in)} is built in; choose another name")
+    if named := [name for name, each in own.items() if each.name]:
+        raise ValueError(f"{named[0]}: unknown field 'name'; its table names it")
     own = {name: each.model_copy(update={"name": name}) for name, each in own.items()}
     (info.context or {}).update(own)
     return own

@@ -1,7 +1,8 @@
 """Sliding-window keys and values that can be rolled back exactly, also after the window has wrapped.
 
 mlx-lm's `RotatingKVCache` overwrites entries the next query still sees. This ring has ``headroom`` spare
-rows: what a block overwrites had left the window before it came. A rollback is a smaller number.
+rows: what a block overwrites had left the window before it came. A rollback is a smaller number. Keys are
+rotated already, so the order of rows does not matter to attention.
 
     row of position p:   p                              for p < sink (pinned for good)
                          sink + (p - sink) mod M        otherwise, M = window + headroom
@@ -71,7 +72,9 @@ class WindowedKV(KVCache):
 
 class SlidingRing(_BaseCache):
     def __init__(self, window: int, headroom: int, sink: int = 0) -> None:
-        """``window`` counts the query, not the pinned positions; ``headroom`` is the most to be pending."""
+        """``window`` counts the query, not the pinned positions: mlx-lm's ``max_size - keep``;
+        ``headroom`` is the most to be pending.
+        """
         if window < 1 or headroom < 1 or sink < 0:
             text = f"window {window} and headroom {headroom} must be positive, sink {sink} not less"
             raise ValueError(text)

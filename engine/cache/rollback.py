@@ -62,7 +62,9 @@ class Rollback:
 
 
 class SnapshotRollback(Rollback):
-    """Any other cache is put back as it was; a round costs the size of the cache, not of the block."""
+    """Any other cache is put back as it was. A round costs the size of the cache, not of the block: the first
+    write after `begin` copies an array.
+    """
 
     _snapshot: "Snapshot | None" = None
 
@@ -106,11 +108,15 @@ class RecurrentRollback(SnapshotRollback):
         self._record(positions if positions > 1 else 0, list(self._cache.cache))
 
     def divide(self, kept: int) -> bool:
-        """Run the recorded calls on ``kept`` positions; False, to be followed by `abort`, where it cannot."""
+        """Run the recorded calls on ``kept`` positions; False, to be followed by `abort`, where a call
+        cannot be cut or something else changed the state.
+        """
         return self._replayed([call.cut(kept) for call in self.calls], kept)
 
     def divide_rows(self, kept: Sequence[int]) -> bool:
-        """Run all positions, those behind ``kept[s]`` masked, as mlx-lm does with ragged prompts."""
+        """Run all positions, those behind ``kept[s]`` masked, as mlx-lm does with ragged prompts; False for a
+        module that takes no mask.
+        """
         if self._snapshot is None:
             return False
         if not self.positions:  # of a single position: the new state or the old one

@@ -111,7 +111,7 @@ class DFlashConfig:
         types, window = self.layer_types, self.sliding_window
         if types and len(types) != self.num_hidden_layers:
             raise _fault(f"layer_types has {len(types)} entries for {self.num_hidden_layers} layers")
-        if SLIDING in types and window is None:
+        if (SLIDING in types or self.use_sliding_window) and window is None:
             raise _fault(f"a {SLIDING} layer needs a positive sliding_window, not {window}")
         if self.head_dim % 2:
             raise _fault(f"head_dim {self.head_dim} is odd; its halves are rotated against each other")

@@ -4,6 +4,7 @@ A request leases a model, is prepared on another thread, submitted, and decoded 
 prompt, or a round), round robin. Leases are granted in order: where too many models are loaded, all wait.
 """
 
+import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Generator
@@ -215,6 +216,7 @@ class Scheduler:
             logger.info("unloading %s", unused[0])
             self._sessions.close(unused[0])
             del self._models[unused[0]]
+            gc.collect()  # compiled graphs and engines refer to themselves
             mx.clear_cache()
         started = perf_counter()
         logger.info("loading %s", entry.name)

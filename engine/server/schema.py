@@ -263,7 +263,7 @@ class StreamOptions(RequestPart):
 
 
 class CompletionRequest(RequestPart):
-    model: Text | None = Field(None, description="An id of /v1/models; the default model if left out.")
+    model: Text | None = Field(None, description="`NAME` or `NAME@CHANNEL`; the default model if left out.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None

@@ -55,13 +55,14 @@ class HiddenStateHooks:
         return mx.concatenate(self.outputs(), axis=-1)
 
     def outputs(self) -> list[mx.array]:
-        """The same, an array for each layer."""
+        """The same, an array for each layer; restoration hooks projections in their stead."""
         rows, self._rows = self._rows, {}
         parts = []
         for index, layer, call in zip(self.ids, self._layers, self._calls, strict=True):
             outputs = rows.get(id(layer), [])
             if call >= len(outputs):
-                raise ModelError(f"layer {index} of the target did not run, so it has no hidden states")
+                kind = type(layer).__name__
+                raise ModelError(f"hooked {kind} {index} did not run, so there is no output of it")
             parts.append(outputs[call])
         return parts
 

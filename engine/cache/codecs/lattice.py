@@ -245,6 +245,7 @@ def _squared(difference: mx.array) -> mx.array:
 def pack(codes: mx.array, bits: int, is_half: mx.array | None = None) -> mx.array:
     """Pack coordinates 0 … 2^b - 1 [..., W, 8] to uint8 [..., W·b]; for E8, is_half is bool [..., W, 1].
 
+    A word is u0 | u1 << b | … | u7 << 7b; of its 64 bits the b low bytes are kept.
     The coordinates of an E8 point, counted from the lowest of its coset, have an even sum: the lowest bit of
     the last one follows from those of the other seven, and the coset is kept in its place.
     """

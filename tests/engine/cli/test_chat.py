@@ -187,6 +187,7 @@ def test_one_folder_serves_as_well_as_a_registry(chat: Chat):
         (["--max-tokens", "0"], "--max-tokens must be at least 1"),
         (["--temperature", "-1"], "temperature must be 0 or lie in"),
         (["--block", "many"], "--block must be auto or a number"),
+        (["--block", ""], "--block must be auto or a number"),
         (["--thinking", "on"], "the chat template of demo has no such switch"),
     ],
 )

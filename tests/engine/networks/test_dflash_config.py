@@ -74,6 +74,7 @@ def test_a_missing_nested_field_is_named(name: str):
         ({"layer_types": ["sliding_attention", "linear_attention"]}, "linear_attention"),
         ({"layer_types": ["full_attention"]}, "1 entries for 2 layers"),
         ({"sliding_window": None}, "positive sliding_window"),
+        ({"layer_types": None, "use_sliding_window": True, "sliding_window": 0}, "positive sliding_window"),
         ({"is_causal": "yes"}, "'yes'"),
         ({"num_key_value_heads": 3}, "no multiple of 3"),
         ({"num_target_layers": 5}, "do not fit 5"),

@@ -285,6 +285,7 @@ def test_a_file_defines_channels_for_the_models_that_list_them_or_list_none(tmp_
         ("[channels.fine]\n", "channels.fine: lacks 'kv'"),
         ('[channels.fine]\nkv = "native"\nbits = 8', "channels.fine: unknown field 'bits'"),
         ('[channels."a:b"]\nkv = "native"', "channels.a:b"),
+        ('[channels.fine]\nkv = "native"\nname = "bar"', "channels: fine: unknown field 'name'"),
         (
             '[channels.r]\nkv = "restored:exact:4,64"',
             "channels.r.kv: 'restored:exact:4,64' is a policy of generate and eval, not",
