@@ -362,11 +362,12 @@ def test_on_a_terminal_ctrl_c_ends_an_answer_and_twice_at_the_prompt_the_convers
         terminal.read("messages written")
         terminal.read("> ")
         terminal.type("half a line")
-        terminal.read("half a line")  # before the editor listens, Ctrl-C would wait for the next key
+        terminal.read("half a line")
+        sleep(0.5)  # before the editor listens, Ctrl-C would wait for the next key
         terminal.type("\x03")
         terminal.read("Ctrl-C once more ends")
         terminal.read("> ")
-        sleep(0.5)  # the editor listens by now; before, Ctrl-C would wait for the next key
+        sleep(0.5)
         terminal.type("\x03")
         assert terminal.process.wait(30) == 0
     messages = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
