@@ -99,7 +99,12 @@ class RaggedKV(_BaseCache):
             self._floors = [max(floor, length - self._turn) for floor, length in pairs]
         return self.keys[..., :rows, :], self.values[..., :rows, :]
 
-    def make_mask(self, N: int, window_size: int | None = None, **_: Any) -> mx.array:  # noqa: N803
+    def make_mask(
+        self,
+        N: int,  # noqa: N803 - the name models call it by
+        window_size: int | None = None,
+        return_array: bool = False,  # noqa: ARG002 - it always is one
+    ) -> mx.array:
         """Which rows N new queries of every sequence see, bool [S, 1, N, rows]."""
         query = (self.offset[:, None] + mx.arange(N))[:, None, :, None]  # [S, 1, N, 1]
         row = mx.arange(self._rows(N))
@@ -177,10 +182,13 @@ def _merged(caches: Sequence[Any]) -> Any:
 
 
 def extract(caches: Sequence[Any], row: int) -> list[Any]:
+    """The caches of one sequence of a batch, a copy: it can go on alone, or join another batch."""
     return [cache.extract(row) for cache in caches]
 
 
 class BatchTransaction(TransactionBase):
+    """All caches of a batch, moved forward and back together."""
+
     def _rollback(self, member: Any) -> Any:
         return member if isinstance(member, RaggedKV) else super()._rollback(member)
 

@@ -18,6 +18,8 @@ MakeCodec = Callable[[int], Codec]
 
 
 class CodedKV(_BaseCache):
+    """Cache of one attention layer whose rows are stored in a code."""
+
     def __init__(self, code: str, make: MakeCodec, stores: Sequence[Any], *, attended: bool) -> None:
         self.code = code  # codes of one name are the same
         self.stores = list(stores)  # plain caches of one kind, one for each array of the code

@@ -55,6 +55,8 @@ class RestoredKV(KVCache):
 
 
 class KVPolicy(policies.PolicySpec):
+    """A policy that makes caches; `parse_policy` makes it."""
+
     @property
     def attended(self) -> bool:
         return self.coded and CODES[self.kind].attended
@@ -110,6 +112,7 @@ NATIVE = KVPolicy()
 
 
 def parse_policy(text: str, option: str = "--kv") -> KVPolicy:
+    """What the text of an option says; ConfigurationError where it is no policy."""
     try:
         read = policies.parse_policy(text)
     except policies.PolicyFault as fault:

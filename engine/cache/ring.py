@@ -30,6 +30,7 @@ def widened(buffer: mx.array | None, rows: int, like: mx.array) -> mx.array:
 
 
 def whole_steps(rows: int) -> int:
+    """The next multiple of `STEP`."""
     return -(-rows // STEP) * STEP
 
 
@@ -71,6 +72,8 @@ class WindowedKV(KVCache):
 
 
 class SlidingRing(_BaseCache):
+    """One sliding layer of a single sequence."""
+
     def __init__(self, window: int, headroom: int, sink: int = 0) -> None:
         """``window`` counts the query, not the pinned positions: mlx-lm's ``max_size - keep``;
         ``headroom`` is the most to be pending.

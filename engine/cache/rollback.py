@@ -200,6 +200,7 @@ TRIMMED = {KVCache, RestoredKV, WindowedKV, QuantizedKVCache, ChunkedKVCache}
 
 
 def rollback_of(cache: Any) -> Any:
+    """The rollback of a cache without recurrent state; our ring is its own."""
     if type(cache) is SlidingRing:
         return cache
     return (Rollback if type(cache) in TRIMMED else SnapshotRollback)(cache)

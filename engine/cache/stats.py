@@ -14,6 +14,8 @@ from engine.cache.ring import SlidingRing, WindowedKV
 
 @dataclass(frozen=True)
 class VisibleRows:
+    """Rows of one attention layer, decoded: keys and values [1, KV heads, n, D] at ascending positions."""
+
     positions: list[int]  # ascending
     keys: mx.array  # [1, KV heads, n, D], decoded
     values: mx.array
@@ -53,6 +55,7 @@ class KVUse:
 
 
 def kv_use(caches: Sequence[Any]) -> KVUse | None:
+    """What the coded layers among the caches store; None where there are none."""
     coded = {layer: cache for layer, cache in enumerate(caches) if type(cache) is CodedKV}
     values = nbytes = 0
     for cache in coded.values():

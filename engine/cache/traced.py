@@ -60,6 +60,7 @@ STAND_INS[SlidingRing] = TracedRing
 
 
 def traceable(caches: Sequence[Any]) -> bool:
+    """Whether every cache has a traced kind, or is coded over stores that have one."""
     return bool(caches) and all(type(store) in STAND_INS for store in stores_of(caches))
 
 
@@ -91,6 +92,7 @@ def reserve(cache: Any, new: int) -> bool:
 
 
 def entry(cache: Any, new: int) -> Entry:
+    """What a forward of ``new`` positions on a cache with free rows has to be told."""
     offset, rows = cache.offset, min(_wide(cache.offset + new), cache.keys.shape[2])
     if type(cache) is SlidingRing:
         places = mx.array(

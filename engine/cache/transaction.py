@@ -31,6 +31,8 @@ class Mark:
 
 
 class TransactionBase:
+    """What transactions of one sequence and of a batch have in common."""
+
     def __init__(self, model: Any, caches: Sequence[Any]) -> None:
         """Listen to the model's modules, until `close`, where a state can only go back by a replay."""
         self.caches = list(caches)

@@ -26,6 +26,8 @@ UNSEEN = 32  # unseen tokens that enter with the bonus instead
 
 
 class Autoregressive(TextDrafter):
+    """Drafts token by token with an mlx-lm model that shares the target's vocabulary."""
+
     name = "autoregressive"
     _fed: int  # observed tokens that were fed for good
 

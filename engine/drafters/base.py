@@ -13,6 +13,8 @@ from engine.target.model import Target
 
 @dataclass(frozen=True)
 class Draft:
+    """Drafted tokens, and the distributions they were drawn from."""
+
     tokens: mx.array  # int32 [n], not evaluated yet; n may be less than was asked for, also 0
     # float32 [n, V]; token i was drawn from q[i], given those before. None: chosen, counts as certain.
     q: mx.array | None = None
@@ -90,6 +92,7 @@ class TextDrafter:
 
 
 def refuse_mismatch(what: str, drafter: int | None, target: int) -> None:
+    """Raise DrafterMismatchError where a property of the drafter's target differs from the target's."""
     if drafter is not None and drafter != target:
         raise DrafterMismatchError(
             f"this drafter is for another target: {what} {drafter} in the drafter, {target} in the target"

@@ -20,6 +20,8 @@ from engine.target.model import Target
 
 
 class BlockDrafter:
+    """Drafts a block in one forward of a DFlash or DFlash 2 network."""
+
     absorb_at = 512  # waiting rows that enter without a draft
 
     def __init__(self, network: DFlash, policy: KVPolicy = NATIVE) -> None:
@@ -124,6 +126,7 @@ class BlockDrafter:
 
 
 def likeliest_path(candidates: Candidates) -> Draft:
+    """At each position the candidate with the highest score behind the one before."""
     return Draft(_at(candidates.tokens, _walk(mx.argmax(candidates.scores, axis=-1))))
 
 

@@ -31,6 +31,8 @@ SETTINGS = {"block": ("block_size", 2, 512), "steps": ("steps", 1, 512), "contex
 
 
 class MaskedDiffusion(TextDrafter):
+    """Drafts a block by unmasking it in a few bidirectional forwards."""
+
     name = "masked-diffusion"
     _tokens: "array[int]"
 

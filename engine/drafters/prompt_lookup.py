@@ -117,6 +117,8 @@ def _slot(gram: "array[int]") -> int:
 
 
 class PromptLookup(TextDrafter):
+    """Proposes what followed the last time; nothing where the text is new."""
+
     name = "prompt-lookup"
     _tokens: TokenIndex
     block_size = 8

@@ -57,6 +57,7 @@ def drafter_policy(text: str) -> KVPolicy:
 
 
 def split_policy(spec: str, policy: KVPolicy = NATIVE) -> tuple[str, KVPolicy]:
+    """A drafter's text without ``?kv=POLICY``, and that policy, or the one given."""
     rest, mark, text = spec.partition(POLICY_MARK)
     if mark and policy != NATIVE:
         raise ConfigurationError(
@@ -67,6 +68,8 @@ def split_policy(spec: str, policy: KVPolicy = NATIVE) -> tuple[str, KVPolicy]:
 
 @dataclass(frozen=True)
 class DrafterSpec:
+    """What a ``--drafter`` text says."""
+
     kind: str
     folder: Path
     settings: dict[str, int]  # arguments of `PromptLookup` or `MaskedDiffusion`
@@ -123,6 +126,7 @@ def open_drafter(
 
 
 def kind_of(folder: Path) -> str:
+    """The kind of drafter a folder holds, from its ``config.json``."""
     require_folder(folder)
     config = read_json(folder / "config.json")
     names = config.get("architectures")

@@ -61,6 +61,8 @@ class _Guess:
 
 
 class WithLookup:
+    """Two drafters, told of the same tokens."""
+
     def __init__(self, other: Drafter) -> None:
         self._lookup, self._other = PromptLookup(), other
         self.name = f"{self._lookup.name}+{other.name}"

@@ -30,6 +30,7 @@ ROWS = re.compile(r"x_([1-9][0-9]{0,5})")
 
 
 def codec_document(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The JSON line of a comparison."""
     worst = max((each["mse_ratio"] for each in entries), key=lambda ratio: abs(ratio - 1))
     return {
         "kind": "codec",

@@ -72,6 +72,7 @@ def describe(runtime: Runtime, watch: "LoadWatch", models: Mapping[str, Model]) 
 
 
 def target_card(target: LoadedTarget) -> Model:
+    """The card of a target, with its vocabulary and the caches it makes for itself."""
     layers = tuple(_cache_layers(target.target.model))
     return target.card.model_copy(update={"vocab_size": target.target.vocab_size, "cache_layers": layers})
 
@@ -99,6 +100,7 @@ def _chip() -> str:
 
 
 def sysctl(name: str) -> str:
+    """A text of macOS's kernel; empty where it has none of that name."""
     text = ctypes.create_string_buffer(256)
     length = ctypes.c_size_t(len(text))
     failed = ctypes.CDLL(None).sysctlbyname(name.encode(), text, ctypes.byref(length), None, 0)
@@ -180,6 +182,7 @@ def services_of(printed: str) -> dict[str, float]:
 
 
 def idle_load() -> OtherLoad:
+    """What the machine does while this process does nothing, over `SETTLE_S`."""
     before = _usage()
     sleep(SETTLE_S)
     return _load_since(before)
@@ -267,6 +270,7 @@ def swapped_bytes() -> int | None:
 
 
 def content(path: Path) -> str:
+    """The text of a file of the system; empty where there is none."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -211,6 +211,7 @@ def fingerprint(
 
 
 def boot_session() -> str | None:
+    """The system's id of the time since it was started; None where there is none."""
     if sys.platform == "darwin":
         return sysctl("kern.bootsessionuuid") or None
     return content(BOOT) or None

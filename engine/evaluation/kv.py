@@ -70,6 +70,8 @@ class Distortion(NamedTuple):
 
 @dataclass(frozen=True)
 class KVSwitches(measure.BoundedSwitches):
+    """What the command line can set about a shoot-out; see its help."""
+
     policies: tuple[str, ...] = POLICIES
     haystack: Haystack = field(default_factory=lambda: Haystack().with_defaults(depths=DEPTHS))
     answer_tokens: int = measure.at_least(16)
@@ -138,6 +140,7 @@ def open_shootout(options: Options) -> Engine:
 
 
 def measure_kv(engine: Engine, switches: KVSwitches, runtime: Runtime, **context: Any) -> Report:
+    """Run all arms over all prompts."""
     switches.check()
     arms = arms_of(engine, switches.parsed)
     cards = {role: card for of, _ in arms for role, card in measure.models(of).items()}
@@ -218,6 +221,7 @@ def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[ReportClaim]:
 
 
 def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, Arm]]:
+    """Empty arms and their engines: oracle, baseline, policies and their controls, ``no_needle``."""
     native = replace(engine, policy=NATIVE, restoration=None)
     oracle, baseline = measure.plain_arm(ORACLE, "oracle"), measure.our_arm(native, BASELINE, "baseline")
     arms = [(native, oracle), (native, baseline)]
@@ -263,6 +267,7 @@ def examine(
 
 
 def held_after(engine: Engine, tokens: Sequence[int]) -> Layers:
+    """What caches of the engine's policy hold of a whole prompt, by layer."""
     with _prefilled(engine, tokens) as session:
         return _rows(session.caches)
 

@@ -40,6 +40,8 @@ WARM_UPS = 4
 
 @dataclass
 class ArmRun:
+    """One arm, its prompts, and how to run them."""
+
     arm: Arm  # without rows
     prompts: Sequence[Prompt]  # the same ids in the same order for every arm of a measurement
     encoded: Sequence[list[int]]
@@ -53,6 +55,8 @@ class ArmRun:
 
 @dataclass
 class Measured:
+    """How a measurement went."""
+
     order: list[tuple[str, str]] = field(default_factory=list)  # arm and prompt id of every row, as run
     restarts: list[evidence.Restart] = field(default_factory=list)  # abandoned measurements, and why
     resumed: int = 0  # rows that an earlier process had finished
@@ -255,6 +259,7 @@ class Evaluation:
 
 
 def plain_arm(name: str, role: evidence.ArmRole = "baseline") -> Arm:
+    """An empty arm of mlx-lm's plain decoding."""
     system = evidence.System(loop=PLAIN_LOOP, drafter=None, block=None, kv=NATIVE.spec, restoration=None)
     return Arm(name=name, role=role, control=None, system=system, timing_scope="decode", samples=())
 
@@ -262,6 +267,7 @@ def plain_arm(name: str, role: evidence.ArmRole = "baseline") -> Arm:
 def our_arm(
     engine: Engine, name: str, role: evidence.ArmRole = "sut", control: evidence.Control | None = None
 ) -> Arm:
+    """An empty arm of our loop with the engine's drafter, block and policy."""
     system = evidence.System(
         loop=OUR_LOOP,
         drafter=engine.drafter.drafter.name if engine.drafter else None,
@@ -291,12 +297,14 @@ def under(engine: Engine, policy: KVPolicy) -> Engine:
 def run_arm(
     engine: Engine, arm: Arm, tokens: Sequence[int], max_tokens: int, length: DraftLength, **options: Any
 ) -> Outcome:
+    """One prompt through one arm."""
     if arm.system.loop == PLAIN_LOOP:
         return plain(engine.target, tokens, max_tokens, engine.options.prefill_chunk)
     return speculate(engine, tokens, max_tokens, length, **options)
 
 
 def scored_row(tokenizer: Any, prompt: Prompt, tokens: Sequence[int], outcome: Outcome) -> Sample:
+    """The row of one outcome, with the answer that its text gives."""
     return sample(prompt, tokens, outcome, answer_text=answer_of(tokenizer, tokens, outcome.text))
 
 
@@ -320,6 +328,7 @@ def encode_all(
 
 
 def models(engine: Engine) -> dict[str, Model]:
+    """The model cards of the environment block, by role."""
     drafter, restoration = engine.drafter, engine.restoration
     cards = {"target": target_card(engine.target)}
     if drafter and drafter.card:
@@ -330,6 +339,7 @@ def models(engine: Engine) -> dict[str, Model]:
 
 
 def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any) -> dict[str, Any]:
+    """Every switch of the run, flat; ``switches`` is the evaluation's own dataclass."""
     options = engine.options
     return {
         "command": command,
@@ -366,6 +376,8 @@ def at_least(default: int | None, low: float = 1, high: float = math.inf) -> Any
 
 
 class BoundedSwitches:
+    """Dataclasses of switches whose bounds are with the fields."""
+
     def check(self) -> None:
         for each in fields(cast(Any, self)):
             value, bounds = getattr(self, each.name), each.metadata
@@ -379,6 +391,8 @@ class BoundedSwitches:
 
 @dataclass(frozen=True, kw_only=True)
 class SetSwitches(BoundedSwitches):
+    """What the command line can set about an evaluation over a set of prompts; see `load_prompts`."""
+
     prompts: str = "all"
     limit: int | None = at_least(8)
     max_tokens: int = at_least(96)
@@ -387,5 +401,6 @@ class SetSwitches(BoundedSwitches):
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ConfigurationError for a value that is none of the choices."""
     if value not in choices:
         raise ConfigurationError(f"{name} {value!r} is not one of {', '.join(choices)}")

@@ -93,6 +93,8 @@ class RoundParity:
 
 @dataclass(frozen=True)
 class Parity:
+    """All rounds of all cases in the order run, the largest difference that passes, and the dtype of ours."""
+
     rounds: tuple[RoundParity, ...]
     tolerance: float
     dtype: str = "float32"
@@ -125,6 +127,7 @@ class Parity:
 
 
 def finite(value: float | None) -> float | None:
+    """The number, or None where there is none or it is not finite."""
     return value if value is not None and isfinite(value) else None
 
 
@@ -204,6 +207,8 @@ class StoredArrays(dict[str, Array]):
 
 @dataclass(frozen=True)
 class Case:
+    """A case of a drafter alone: the network and the reference arrays, read and checked."""
+
     name: str
     network: DFlash
     arrays: StoredArrays
@@ -260,6 +265,8 @@ def _check_drafter_arrays(arrays: StoredArrays, config: DFlashConfig) -> None:
 
 @dataclass(frozen=True)
 class PairCase:
+    """A case of a target and a drafter, read and checked; the first `full_rounds` have a full block."""
+
     name: str
     target: Target
     network: DFlash
@@ -407,6 +414,7 @@ def _digest(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def open_target(model: Path | None, dtype: str | None) -> LoadedTarget:
+    """The target of a folder, or the shipped one."""
     target = loading.load_target(model or SHIPPED_TARGET, dtype)
     fit_threads(target.target.hidden_size)
     return target
@@ -446,6 +454,7 @@ def compare_target(
 
 
 def plain_reference() -> Implementation:
+    """mlx-lm's plain decoding, and the digest of mlx-lm's own Python files."""
     package = Path(mlx_lm.__file__).resolve().parent
     files = ((file.relative_to(package).as_posix(), file) for file in sorted(package.rglob("*.py")))
     name = f"mlx_lm {version('mlx-lm')} (generate_step's text, token by token on its own caches)"
@@ -454,6 +463,8 @@ def plain_reference() -> Implementation:
 
 @dataclass(frozen=True)
 class ParitySwitches(BoundedSwitches):
+    """What the command line can set about a comparison."""
+
     golden: Path | None = None  # a case or a folder of cases
     target: bool = False  # compare a target with plain decoding
     model: Path | None = None  # the target's folder

@@ -18,6 +18,7 @@ SIZE = 512
 
 
 def probe_machine(runtime: Runtime, request: ReportRequest | None = None) -> Report:
+    """Look at the machine."""
     started, watch = now(), LoadWatch()
     a, seconds = mx.random.normal((SIZE, SIZE)), []
     for _ in range(4):  # the first is a warm-up

@@ -35,6 +35,8 @@ TAIL = 16  # tokens of a prompt in which the template may have opened the reason
 
 @dataclass(frozen=True)
 class Needle:
+    """The fact a retrieval prompt asks for."""
+
     sentence: str
     answer: str
     depth: float
@@ -42,6 +44,8 @@ class Needle:
 
 @dataclass(frozen=True)
 class Prompt:
+    """One prompt as read from a file."""
+
     id: str
     kind: str
     text: str | None
@@ -124,10 +128,12 @@ def refuse_unsound(prompts: Sequence[Prompt]) -> None:
 def encode(
     prompt: Prompt, tokenizer: Any, vocab_size: int, context: int | None, switches: ChatSwitches | None = None
 ) -> list[int]:
+    """Token ids of a prompt; see `engine.generate.encode`."""
     return generate.encode(prompt.content, tokenizer, vocab_size, context, switches, name=prompt.id)
 
 
 def tokens_of(prompt: Prompt, tokenizer: Any, switches: ChatSwitches) -> list[int]:
+    """Token ids of a prompt, however many; see `engine.generate.tokens_of`."""
     return generate.tokens_of(prompt.content, tokenizer, switches, prompt.id)
 
 
@@ -139,6 +145,7 @@ def answer_of(tokenizer: Any, prompt: Sequence[int], text: str) -> str:
 
 
 def raw_prompt(content: str | Messages, identifier: str = "prompt") -> Prompt:
+    """A prompt given on the command line."""
     if isinstance(content, str):
         return Prompt(identifier, "raw", content)
     return Prompt(identifier, "chat", None, tuple(content))

@@ -25,6 +25,8 @@ CLAIMS = ("auto", "identity", "match", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class QualitySwitches(measure.SetSwitches):
+    """What the command line can set about a comparison of outputs."""
+
     claim: str = "auto"
     min_match: float | None = measure.at_least(None, CLAIMED["exact_match"].lowest, 1)
 
@@ -38,6 +40,7 @@ class QualitySwitches(measure.SetSwitches):
 def measure_quality(
     engine: Engine, prompts: Sequence[Prompt], switches: QualitySwitches, runtime: Runtime, **context: Any
 ) -> Report:
+    """Run plain decoding and our loop over the prompts and compare their output."""
     switches.check()
     refuse_restoring(engine)
     if engine.alone and engine.policy == NATIVE:

@@ -30,6 +30,8 @@ DEPTHS = 12  # recall is reported for each of at most so many depths
 
 @dataclass(frozen=True, kw_only=True)
 class RecallSwitches(measure.SetSwitches):
+    """What the command line can set about a recall evaluation."""
+
     prompts: str = "retrieval"
     limit: int | None = measure.at_least(None)
     max_tokens: int = measure.at_least(16)
@@ -42,6 +44,7 @@ class RecallSwitches(measure.SetSwitches):
 def measure_recall(
     engine: Engine, prompts: Sequence[Prompt], switches: RecallSwitches, runtime: Runtime, **context: Any
 ) -> Report:
+    """Run the arms over prompts that have a needle and prove something, see `refuse_unsound`."""
     switches.check()
     if switches.batch > 1 and engine.options.single_graph:
         raise ConfigurationError("--single-graph diagnoses one sequence at a time; leave out --batch")

@@ -74,6 +74,7 @@ def sample(
 
 
 def needle_result(needle: Needle, prompt: str, answer: str, text: str) -> model.NeedleResult:
+    """What a row says of its needle: where it was, and whether the answer has it."""
     wanted = needle.answer
     return model.NeedleResult(
         needle=needle.sentence,
@@ -103,6 +104,7 @@ def build_report(
     parity: model.ParityComparison | None = None,
     request: ReportRequest | None = None,
 ) -> Report:
+    """The report of finished arms, figures computed; EngineError where the format cannot hold it."""
     rows = [row for arm in arms for row in arm.samples]
     document: dict[str, Any] = {
         "schema": SCHEMA_ID,
@@ -132,6 +134,7 @@ def build_report(
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Write a report, or a record about one, whole or not at all."""
     data = json.dumps(document, allow_nan=False, ensure_ascii=False, indent=1).encode() + b"\n"
     if len(data) > MAX_BYTES:
         raise EngineError(f"the report has {len(data)} bytes, more than {MAX_BYTES}; use a smaller --limit")
@@ -152,10 +155,12 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 
 def now() -> datetime:
+    """The present time, UTC."""
     return datetime.now(UTC)
 
 
 def stamp(moment: datetime) -> str:
+    """A time as reports write it."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

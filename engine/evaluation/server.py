@@ -45,6 +45,8 @@ IDLE_S = 1.0  # after which an idle session is closed, where checks look at that
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSwitches(measure.SetSwitches):
+    """What the command line can set about the comparison."""
+
     clients: int = measure.at_least(4, 2)
     block: str = "auto"
     prefill_chunk: int = measure.at_least(512)
@@ -77,6 +79,8 @@ class ServerSwitches(measure.SetSwitches):
 
 @dataclass(frozen=True)
 class Offer:
+    """What is served: a model and its KV channel."""
+
     registry: Registry  # of the entry alone
     entry: ModelEntry
     channel: Channel
@@ -96,6 +100,8 @@ class Offer:
 
 
 class ChecksFailed(EngineError):
+    """The server does not do what it must; `checks` says what each found, None where nothing is wrong."""
+
     def __init__(self, checks: Mapping[str, str | None]) -> None:
         self.checks = dict(checks)
         failed = [f"{name}: {fault}" for name, fault in checks.items() if fault]
@@ -175,6 +181,7 @@ def measure_server(
 
 
 def engine_of(model: LoadedModel, channel: Channel, switches: ServerSwitches) -> Engine:
+    """The same parts as an evaluation knows them."""
     options = replace(
         model.located.options(channel), block=switches.block, prefill_chunk=switches.prefill_chunk
     )
@@ -235,6 +242,7 @@ def questions(
 def examinee_of(
     client: Client, offer: Offer, model: LoadedModel, asked: Sequence[Question], switches: ServerSwitches
 ) -> Examinee:
+    """The server as checks ask it: for short answers."""
     short = [
         replace(each, fields=each.fields | {"max_tokens": min(SHORT, each.fields["max_tokens"])})
         for each in asked

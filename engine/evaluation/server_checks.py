@@ -46,6 +46,8 @@ SLACK = 2**20  # bytes: kept graphs and small change
 
 @dataclass(frozen=True)
 class Examinee:
+    """A server, and what it is asked."""
+
     client: Client  # with the key
     model_id: str  # as requests name the model
     questions: Sequence[Question]  # at least one

@@ -98,6 +98,7 @@ def listening(transport: str | None = None) -> Iterator[tuple[socket.socket, int
 
 
 def listen(transport: str, path: str) -> socket.socket:
+    """A socket that listens on a free port, or at a path."""
     if transport == "unix":
         return socket.create_server(path, family=socket.AF_UNIX)
     return socket.create_server((LOOPBACK, 0))
@@ -105,6 +106,8 @@ def listen(transport: str, path: str) -> socket.socket:
 
 @dataclass(frozen=True)
 class Answered:
+    """The status of HTTP that came back, and the body: JSON read, or text of another kind."""
+
     status: int
     body: Any  # JSON read, or text of another kind
 
@@ -176,6 +179,8 @@ def _parsed(what: str, data: bytes) -> Any:
 
 @dataclass(frozen=True)
 class Question:
+    """A prompt and the request for it."""
+
     identifier: str  # of the prompt
     path: str  # of the endpoint
     fields: dict[str, Any]  # of the request
@@ -184,6 +189,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
+    """A whole answer, read and checked."""
+
     text: str  # as it was said, reasoning excepted
     split: bool  # whether reasoning or calls of tools are not in the text
     finish: str  # stop or length
@@ -218,6 +225,7 @@ def whole_answer(asked: Question, reply: Answered) -> Answer:
 
 
 def check_counts(asked: Question, usage: Usage, how: Provenance) -> None:
+    """Raise ServerFault where usage and provenance do not belong to a question, or to each other."""
     read, written = how.prompt_token_ids, how.token_ids
     if read != asked.tokens:
         raise ServerFault(f"{asked.identifier}: the server read other tokens than the prompt's")

@@ -34,6 +34,8 @@ TOO_FEW_TO_TIME = f"a speed needs {FEWEST_SAMPLES} prompts and more than {FEWEST
 
 @dataclass(frozen=True, kw_only=True)
 class Switches(measure.SetSwitches):
+    """What the command line can set about a throughput evaluation."""
+
     claim: str = "auto"
     min_speedup: float = 1.0
     min_stops: float | None = measure.at_least(None, CLAIMED["natural_stops"].lowest, 1)
@@ -51,6 +53,7 @@ class Switches(measure.SetSwitches):
 def measure_throughput(
     engine: Engine, prompts: Sequence[Prompt], switches: Switches, runtime: Runtime, **context: Any
 ) -> Report:
+    """Run plain decoding and, unless it would be the same, our loop over the prompts."""
     compares = not engine.alone or engine.policy != NATIVE
     _check(engine, switches, compares)
     evaluation = measure.Evaluation("throughput", "eval throughput", engine, switches, runtime, **context)

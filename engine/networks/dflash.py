@@ -179,6 +179,8 @@ def _compiled_norm(rows: mx.array, weight: mx.array, eps: float) -> mx.array:
 
 
 class Attention(nn.Module):
+    """Block rows attend to the context and to the block."""
+
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
@@ -248,6 +250,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
+    """Pre-norm transformer layer over the block rows."""
+
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.self_attn = Attention(config, layer)

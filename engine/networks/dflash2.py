@@ -24,6 +24,7 @@ CODEBOOKS = ("predecessor_codebook", "successor_codebook")
 
 
 def build_network(config: DFlashConfig) -> DFlash:
+    """The network of a configuration, DFlash or DFlash 2, weights random."""
     return DFlash(config) if config.second is None else DFlash2(config)
 
 
@@ -53,6 +54,8 @@ class Convolution(nn.Module):
 
 
 class Layer2(Layer):
+    """A layer with convolutions in front of and behind attention and feed-forward."""
+
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__(config, layer)
         assert config.second is not None  # noqa: S101 - `build_network` sees to it
@@ -82,6 +85,8 @@ class Candidates(NamedTuple):
 
 
 class CandidateSelector(nn.Module):
+    """Scores candidates along the path."""
+
     def __init__(self, config: DFlashConfig, second: Second) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.top_k = second.selector_top_k
@@ -100,6 +105,8 @@ class CandidateSelector(nn.Module):
 
 
 class DFlash2(DFlash):
+    """The DFlash 2 network."""
+
     layer_class = Layer2
 
     def __init__(self, config: DFlashConfig) -> None:

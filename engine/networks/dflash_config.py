@@ -49,6 +49,8 @@ def _rotary(raw: Mapping[str, Any], info: ValidationInfo) -> RotaryConfig:
 
 @dataclass(frozen=True)
 class Second:
+    """What DFlash 2 has besides."""
+
     conv_kernel_size: Size  # block rows a convolution sees, the row itself included
     conv_group_size: Size  # channels that share a dynamic kernel
     selector_rank: Size  # width of the codebooks that score pairs of neighbours

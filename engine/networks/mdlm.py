@@ -21,6 +21,8 @@ CLASSES = ("A2DQwen3LMHeadModel",)
 
 
 class MaskedDiffusionModel(nn.Module):
+    """The network with embedding and head."""
+
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.args = args

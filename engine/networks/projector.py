@@ -24,6 +24,8 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class LayerShape:
+    """One restored layer: its number, and the widths of its key and value projections."""
+
     layer: Index
     keys: Size  # width of its key projection
     values: Size
@@ -58,6 +60,8 @@ _FILE = TypeAdapter(ProjectorConfig)
 
 
 class LayerProjection(nn.Module):
+    """Keys and values of one layer."""
+
     def __init__(self, features: int, shape: LayerShape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.k_proj = nn.Linear(features, shape.keys)
@@ -77,6 +81,8 @@ class LayerProjection(nn.Module):
 
 
 class Projector(nn.Module):
+    """All restored layers."""
+
     def __init__(self, config: ProjectorConfig) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # mlx is untyped here
         self.config = config

@@ -35,6 +35,8 @@ LARGEST = 1e18  # of any number here: at some length of a sequence larger ones w
 
 @dataclass(frozen=True)
 class RotaryConfig:
+    """Which rotation: a type of transformers, its base, and the fields that type reads."""
+
     kind: str  # one of the keys of `FIELDS`
     theta: float  # the base
     positions: int  # ``max_position_embeddings``
@@ -161,6 +163,8 @@ def _fault(what: str) -> ModelError:
 
 @dataclass(frozen=True)
 class Angles:
+    """How far rows at consecutive positions are turned."""
+
     first: int  # position of the first row
     periods: mx.array  # 1 / ω, [head dim / 2]
     # Cosines and sines, each [rows, 2, head dim / 2], the attention factor included, the sines negative in

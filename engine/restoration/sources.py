@@ -64,6 +64,8 @@ class Exact:
 
 
 class Zeros(Exact):
+    """Zeros of the right shapes."""
+
     def rows(self, kept: Rows) -> list[Pair]:
         return [(mx.zeros_like(keys), mx.zeros_like(values)) for keys, values in super().rows(kept)]
 

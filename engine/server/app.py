@@ -43,6 +43,8 @@ LONGEST_SHOWN = 100  # characters of a value in a message
 
 @dataclass(frozen=True)
 class AccessRules:
+    """Which requests to let in."""
+
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; empty where none is needed
     hosts: tuple[str, ...] = ()  # names that a Host header may have; empty for any
     origins: tuple[str, ...] = ()  # of web pages that may ask; * for any
@@ -51,10 +53,13 @@ class AccessRules:
 
 
 def digest(key: str) -> bytes:
+    """Return what is kept of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 class AccessGuard:
+    """Middleware that applies the rules, reads the body, and logs and counts the request's record."""
+
     def __init__(self, app: ASGIApp, rules: AccessRules, metrics: Metrics) -> None:
         self._app, self._rules, self._metrics = app, rules, metrics
 
@@ -272,6 +277,7 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def cards(service: Service) -> list[schema.ModelReply]:
+    """Describe every id that a request may name."""
     found = []
     for entry in service.registry.entries:
         ids = {entry.name: entry.default_channel}

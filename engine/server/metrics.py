@@ -32,6 +32,8 @@ COUNTERS = {
 
 @dataclass
 class RequestRecord:
+    """One request, filled in while it is served."""
+
     method: str
     path: str
     client: str
@@ -70,6 +72,8 @@ class RequestRecord:
 
 
 class Metrics:
+    """The metrics of one server: requests and tokens as they end, the engine's state when asked."""
+
     def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
         self._registry = own = CollectorRegistry()
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (

@@ -43,6 +43,8 @@ class ParsedText:
 
 
 class OutputParser:
+    """Parses one answer as it comes."""
+
     def __init__(
         self,
         tokenizer: Any,

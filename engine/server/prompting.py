@@ -32,6 +32,8 @@ JSON_CALLS = "mlx_lm.tool_parsers.json_tools"  # families whose calls are {"name
 
 @dataclass(frozen=True)
 class RenderedPrompt:
+    """A prompt, and where the answer begins."""
+
     tokens: list[int]
     # how many of them probably begin the conversation's next prompt too: templates may render the beginning
     # of the answer differently when it is history
@@ -41,6 +43,7 @@ class RenderedPrompt:
 
 @refusing("messages")
 def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedPrompt:
+    """Render a conversation with the beginning of the assistant's turn; raise Refusal."""
     tokenizer = model.target.tokenizer
     described = [tool.model_dump(exclude_none=True) for tool in _callable(request)]
     if described and not tokenizer.has_tool_calling:
@@ -137,6 +140,7 @@ def _checked(prompt: RenderedPrompt, model: LoadedModel, param: str) -> Rendered
 
 
 def needs_grammar(request: schema.AnyRequest) -> bool:
+    """Whether the answer is bound to a format or a call."""
     form = request.response_format
     return (form is not None and form.type != "text") or _demands_call(request)
 

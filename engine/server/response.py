@@ -22,6 +22,8 @@ FACTS = ("engine", "fallback_from", "drafter", "block", "why_off", "cached_token
 
 
 class ResponseBuilder(ABC):
+    """The answer to one request: what was said so far, and the objects for it."""
+
     prefix: str
     chunk: type[schema.ChatChunk | schema.TextCompletion]
 
@@ -172,6 +174,8 @@ class ResponseBuilder(ABC):
 
 
 class ChatResponseBuilder(ResponseBuilder):
+    """A chat completion."""
+
     prefix, chunk = "chatcmpl", schema.ChatChunk
     _request: schema.ChatRequest
 
@@ -214,6 +218,8 @@ class ChatResponseBuilder(ResponseBuilder):
 
 
 class TextResponseBuilder(ResponseBuilder):
+    """A text completion."""
+
     prefix, chunk = "cmpl", schema.TextCompletion
     _request: schema.TextRequest
 

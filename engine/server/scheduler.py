@@ -43,6 +43,8 @@ ModelFinder = Callable[[ModelEntry], Callable[[], LoadedModel]]
 
 @dataclass(frozen=True)
 class SchedulerLimits:
+    """How much is done and kept at once."""
+
     parallel: int = 4  # requests that take turns
     models: int = 1  # in memory
     sessions: int = 8  # idle ones, kept for the next turn of a conversation
@@ -53,6 +55,8 @@ class SchedulerLimits:
 
 @dataclass(frozen=True)
 class SchedulerStats:
+    """What the thread is doing, as of its last turn."""
+
     active: int = 0  # requests that take turns
     models: tuple[str, ...] = ()
     sessions: int = 0  # idle ones
@@ -63,12 +67,16 @@ class SchedulerStats:
 
 @dataclass(eq=False)
 class ModelLease:
+    """The right to use a model, once `granted` has a result."""
+
     entry: ModelEntry
     granted: "Future[LoadedModel]" = field(default_factory=Future)
 
 
 @dataclass(eq=False)
 class DecodeJob:
+    """A submitted request; it owns its lease."""
+
     request: DecodeRequest
     lease: ModelLease
     deliver: Callable[[Event], None]
@@ -78,6 +86,8 @@ class DecodeJob:
 
 @dataclass
 class ActiveSequence:
+    """The events of a request that takes turns, and what holds its keys and values."""
+
     events: Generator[Event]
     cached: CachedSession | None = None  # None with an external engine
     caches: list[Any] = field(default_factory=list)  # those given to an external engine
@@ -91,6 +101,8 @@ class ActiveSequence:
 
 
 class Scheduler:
+    """The thread, and the only way to it."""
+
     def __init__(self, find: ModelFinder, limits: SchedulerLimits) -> None:
         self._find, self._limits = find, limits
         self.on_death: Callable[[], None] = lambda: None  # called when a bug of ours ends the thread

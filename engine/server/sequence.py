@@ -33,6 +33,8 @@ NOT_FASTER = "the drafter had nothing to propose, or plain steps were the faster
 
 @dataclass(frozen=True)
 class DecodeRequest:
+    """What is to be decoded."""
+
     prompt: list[int]
     stable_prefix: int  # how many tokens probably begin the conversation's next prompt too
     max_tokens: int
@@ -50,12 +52,16 @@ class DecodeRequest:
 
 @dataclass(frozen=True)
 class PrefillProgress:
+    """How many of the prompt's tokens are computed, or were cached."""
+
     done: int  # of the prompt's tokens, the cached ones included
     total: int
 
 
 @dataclass(frozen=True)
 class DecodeFinished:
+    """The last event of a complete request; see `engine.server.schema.Provenance`."""
+
     outcome: Outcome
     drafter: str | None
     block: int | str | None
@@ -72,6 +78,8 @@ class DecodeFinished:
 
 @dataclass(frozen=True)
 class DecodeFailed:
+    """The last event of a request that failed."""
+
     error: Exception
 
 

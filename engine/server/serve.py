@@ -32,6 +32,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class ServerSettings:
+    """What the command line can set about a server; see its help."""
+
     host: str = "127.0.0.1"
     port: int = 8080
     keys: tuple[str, ...] = ()
@@ -206,6 +208,7 @@ def running_server(registry: Registry, settings: ServerSettings, find: ModelFind
 
 
 def openapi_document() -> dict[str, Any]:
+    """Make the published OpenAPI document, without a server."""
     unused: Any = None  # no route is called
     return bare_app(unused, unused, log_content=False).openapi()
 

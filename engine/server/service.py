@@ -46,6 +46,8 @@ NO_RECEIVE: Any = None  # a reply that is sent whole does not listen
 
 @dataclass(frozen=True)
 class RequestLimits:
+    """What one request may ask for, and how many there may be; more is refused."""
+
     max_tokens: int = 4096  # of an answer
     default_tokens: int = 512  # … whose request says nothing
     admitted: int = 68  # requests that are served or wait
@@ -94,6 +96,8 @@ class EventQueue:
 
 
 class Service:
+    """Takes requests to the scheduler and back."""
+
     def __init__(self, registry: Registry, scheduler: Scheduler, limits: RequestLimits) -> None:
         self.registry, self.scheduler, self.limits = registry, scheduler, limits
         self.closing = False  # nothing new is admitted
@@ -307,5 +311,6 @@ def _framed(chunks: Iterable[schema.Reply]) -> bytes:
 
 
 async def send_refusal(send: Send, refusal: Refusal) -> None:
+    """Send the error document of a refusal."""
     response = JSONResponse(refusal.document(), refusal.status, refusal.headers)
     await response({"type": "http"}, NO_RECEIVE, send)

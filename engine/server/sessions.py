@@ -32,6 +32,8 @@ LIKENESS = 0.5  # share of a session's tokens that a prompt must begin with to t
 
 @dataclass(frozen=True)
 class SessionKey:
+    """What sessions must have in common to replace one another."""
+
     model: str
     policy: str  # the KV policy, written out
     drafter: str
@@ -40,6 +42,8 @@ class SessionKey:
 
 @dataclass
 class CachedSession:
+    """An open session, and the draft length that learns from all its requests."""
+
     key: SessionKey
     session: Session
     draft_length: DraftLength
@@ -59,6 +63,8 @@ class CachedSession:
 
 
 class SessionCache:
+    """Idle sessions; the least recently used are closed first."""
+
     def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
         self._most, self._seconds = most, seconds
         self._most_bytes = math.inf if most_bytes is None else most_bytes
@@ -105,6 +111,8 @@ class SessionCache:
 
 @dataclass
 class LoadedModel:
+    """A target in memory, with its drafters."""
+
     located: Located
     target: LoadedTarget
     external: ExternalEngine | None = None  # decodes it; None for our engine

@@ -63,6 +63,7 @@ def shared(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def name_of(arm: Arm, row: Sample) -> str:
+    """A row as findings name it."""
     return f"{arm.name}/{row.prompt_id}"
 
 
@@ -82,6 +83,7 @@ def check_set(arm: Arm, prompts: Mapping[str, EncodedPrompt]) -> Iterator[Replay
 def check_row(
     target: LoadedTarget, stop_texts: Sequence[str], arm: Arm, row: Sample, asked: EncodedPrompt
 ) -> Iterator[ReplayFinding]:
+    """Find what of a row does not follow from its prompt and its tokens."""
     where, prompt, tokenizer = name_of(arm, row), asked.prompt, target.tokenizer
     said = row.model_dump(exclude={"rounds", "tokens"}) | {"tokens": len(row.tokens)}
 
@@ -241,6 +243,7 @@ def _confirmed(proposed: Sequence[int], said: Sequence[int], logits: mx.array) -
 
 
 def largest_difference(one: mx.array, other: mx.array) -> float:
+    """Largest absolute difference of two arrays of logits."""
     return read_float(mx.abs(one.astype(mx.float32) - other.astype(mx.float32)).max())
 
 

@@ -17,6 +17,8 @@ GROUPS = (32, 64, 128)
 
 
 class Affine:
+    """mlx's affine code over the values as they are."""
+
     parts = 3  # codes, scales, biases
 
     def __init__(self, bits: int, group: int, dim: int) -> None:
@@ -61,6 +63,8 @@ class Affine:
 
 
 class Rotated(Affine):
+    """The affine code over rows turned by a Hadamard matrix."""
+
     def __init__(self, bits: int, group: int, dim: int) -> None:
         super().__init__(bits, group, dim)
         self._turn = Hadamard(dim)

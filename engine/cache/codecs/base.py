@@ -21,6 +21,8 @@ Parts = tuple[mx.array, ...]  # a code's arrays, each [..., N, own width]
 
 
 class Codec(Protocol):
+    """A code for rows of one dimension."""
+
     parts: int  # arrays a row is turned into
     dim: int  # D, the head dimension it is made for
 
