@@ -202,7 +202,7 @@ SEPARATE = re.compile(r"\.venv-(fuzz|peers)")
 INSTALLERS = {
     r"\bpip install\b": ("--require-hashes", "--only-binary :all:"),
     r"\buv\"? sync\b": ("--locked", "--no-build-isolation"),
-    r"\buv\"? (tool|run|build|pip)\b|\b(pipx|uvx|conda|npm|easy_install)\b": ("never",),
+    r"\buv\"? (tool|run|build|pip (?!install))\b|\b(pipx|uvx|conda|npm|easy_install)\b": ("never",),
 }
 
 
@@ -231,6 +231,12 @@ def test_nothing_is_installed_on_the_mac_without_a_digest(tmp_path: Path):
     assert len(found) == 2
     for line, told in found:
         assert all(option in line for option in told), line
+
+
+def test_the_client_is_installed_without_a_build_backend():
+    script = (ROOT / "scripts" / "install_client.sh").read_text()
+    assert all("--no-deps" in line for line, _ in installing(script))
+    assert "--no-emit-project" in script
 
 
 def test_what_builds_the_project_is_what_is_installed_by_digest():
