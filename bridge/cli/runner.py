@@ -219,7 +219,8 @@ def execute(run: WorkflowRun, own: Settings, out: Path, as_json: bool, name: str
     tempfile.tempdir = str(config.temporary)  # created, and emptied after a killed run, by the executor
     stop = Event()
     with on_signals(stop.set):  # GitHub sends SIGINT, and soon after SIGTERM
-        done = execution.WorkflowExecutor(config, click.echo, stop).execute(request, out, attempt=run.attempt)
+        executor = execution.WorkflowExecutor(config, click.echo, stop, limit_s=run.limit_s)
+        done = executor.execute(request, out, attempt=run.attempt)
     signature = b"" if done is None else done.files.get(RESULT_SIGNATURE_NAME, b"")
     outputs = _outputs(request.nonce, None if done is None else done.verdict) | {
         "digest": "" if done is None else done.digest,
@@ -257,8 +258,10 @@ def publish(
 ) -> int:
     """In a workflow, where a token may write: check what the run wrote, judge it again, commit it."""
     cache = GitCache(own.state_dir / "publisher.git", run.remote)
-    publisher = WorkflowPublisher(cache, trusted=own.trusted_runners)
-    delivery = Delivery(results, digest.strip(), run_result or None, run.run_url, run.attempt)
+    publisher = WorkflowPublisher(cache, trusted=own.trusted_runners, github=run.api(os.environ))
+    delivery = Delivery(
+        results, digest.strip(), run_result or None, run.run_id, run.run_url, run.attempt, run.limit_s
+    )
     outcome = publisher.publish(run.request, delivery)
     judged = outcome.judged
     verdict = None if judged is None else judged.verdict

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +19,7 @@ from bridge.errors import BusError, MachineError
 from bridge.git.cache import GitCache
 from bridge.github import workflow
 from bridge.github.dispatch import RequestRef
-from bridge.protocol.result import Phase, Reason, Status
+from bridge.protocol.result import Phase, Reason, Status, Verdict
 from bridge.runner.admission import Admission, Decision, NotNow, Refusal, Request, find_signer
 from bridge.runner.child import MachineBusy, Supervisor
 from bridge.runner.config import RunnerConfig, host_name
@@ -29,9 +31,10 @@ from bridge.runner.store import Store
 log = logging.getLogger(__name__)
 
 _now = partial(datetime.now, UTC)
-_CANCELLED = "the workflow run was cancelled"
 _KEPT_RESULTS = 32
 _POLL_S = 1.0
+# Before the workflow job's time limit, so that its result can still be signed and uploaded.
+_MARGIN_S = 120.0
 
 
 def runner_name() -> str:
@@ -42,29 +45,33 @@ def runner_name() -> str:
 class WorkflowExecutor:
     """Executes requests of workflow runs on one machine.
 
-    `echo` takes the lines of a job's output; `stop` is set when the run is cancelled.
+    `echo` takes the lines of a job's output; `stop` is set when the run is cancelled. `limit_s` is the time
+    limit of the workflow job, which begins about now; None: it has none.
     """
 
-    def __init__(self, config: RunnerConfig, echo: Callable[[str], None], stop: Event) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        echo: Callable[[str], None],
+        stop: Event,
+        *,
+        limit_s: float | None = None,
+    ) -> None:
         self._config, self._echo, self._stop = config, echo, stop
+        self._limit_s = math.inf if limit_s is None else limit_s
+        self._deadline = time.monotonic() + self._limit_s - min(_MARGIN_S, self._limit_s / 10)
         self._cache = GitCache(config.folder / f"remote-{config.tag}.git", config.remote)
         # Not the daemon's, which publishes what is kept there.
         self._store = Store(config.folder / f"workflow-{config.tag}.sqlite")
         self._admission = Admission(config, self._cache, self._store, now=_now)
         self._cancels = CancelMonitor(config, self._cache)
+        self._logged = ""
 
     def execute(self, ref: RequestRef, out: Path, *, attempt: int) -> workflow.Artifact | None:
         """Execute one request into the folder `out`; None: a runner's daemon takes it."""
         workflow.require_empty(out)
         with contextlib.ExitStack() as held:
-            while True:  # until no other process has this runner's name
-                try:
-                    held.enter_context(hold_name(self._config))
-                    break
-                except NameInUse as error:
-                    log.info("waiting: %s", error.message)
-                    if self._stop.wait(_POLL_S):
-                        raise
+            ended = self._wait_for_name(held)
             request = workflow.load_request(self._cache, ref)
             if request is None:
                 return None
@@ -72,14 +79,49 @@ class WorkflowExecutor:
             if result is not None and result.request_commit == ref.commit:  # its run is repeated
                 log.info("this request was executed here before; writing its signed result again")
             else:
-                result = self._answer(request, attempt)
+                result = self._answer(request, attempt, ended)
             artifact = workflow.write_artifact(result, out)
             verdict = artifact.verdict
             log.info("%s/%s %s", verdict.status, verdict.reason, verdict.message)
             return artifact
 
-    def _answer(self, request: Request, attempt: int) -> ResultFiles:
-        """Ask the daemon's questions and, if none of them refuses, run the job."""
+    def _wait_for_name(self, held: contextlib.ExitStack) -> Verdict | None:
+        """Hold this runner's name once no other process has it; or why the run ends before."""
+        while (ended := self._ended(started=False)) is None:
+            try:
+                held.enter_context(hold_name(self._config))
+                break
+            except NameInUse as error:
+                self._log_wait(error.message)
+                self._wait(_POLL_S)
+        return ended
+
+    def _ended(self, *, started: bool) -> Verdict | None:
+        """Why the request has to end now, `started` or not; None: it may go on."""
+        if self._stop.is_set():
+            what = "" if started else "; it had not been started"
+            return make_verdict(Reason.REQUESTED, f"the workflow run was cancelled{what}")
+        if time.monotonic() < self._deadline:
+            return None
+        limit = f"the workflow job's time limit of {self._limit_s / 60:g} min (KAKEYA_RUN_MINUTES)"
+        if started:
+            return make_verdict(Reason.TIMEOUT, f"the job was stopped shortly before {limit}")
+        return make_verdict(
+            Reason.NO_RUNNER, f"the machine was busy until shortly before {limit}; nothing ran"
+        )
+
+    def _log_wait(self, why: str) -> None:
+        """Log what is waited for, once."""
+        if why != self._logged:
+            log.info("waiting: %s", why)
+            self._logged = why
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for some seconds, or until the request has to end."""
+        self._stop.wait(max(0.0, min(seconds, self._deadline - time.monotonic())))
+
+    def _answer(self, request: Request, attempt: int, ended: Verdict | None) -> ResultFiles:
+        """Ask the daemon's questions and, if none of them refuses, run the job; `ended`: why it cannot."""
         find_signer(request, self._config, _now())
         found = workflow.list_request(self._cache, request)
         state = state_of(found, request.nonce)
@@ -87,17 +129,18 @@ class WorkflowExecutor:
         here = tips.keys() - self._cache.bring(tips, list(tips)).keys()
         if state.result or any(has_result(self._cache, tips[ref], request.nonce) for ref in here):
             self._store.answer(request.nonce)
-        decision, supervisor, reason = self._wait_until_admitted(request, found)
+        decision, supervisor, ended = self._wait_until_admitted(request, found, ended)
         with contextlib.ExitStack() as stack:
             if supervisor is not None:
                 stack.enter_context(supervisor)
             job = Job(self._config, self._cache, request, decision, attempt)
             stack.callback(job.clean_up)
-            report = job.cancel(reason) if reason else self._run(job, request, supervisor)
+            report = job.end(ended) if ended else self._run(job, request, supervisor)
         if isinstance(decision, Refusal) and decision.key is not None:
             log.info("by %s", self._config.policy.setting(decision.key))
-        # For a repeated run; what was cancelled may still be run.
-        if report.verdict.status is not Status.CANCELLED and report.verdict.reason is not Reason.REPLAYED:
+        # For a repeated run; what was cancelled or found no machine may still be run.
+        not_run = report.verdict.status in (Status.CANCELLED, Status.LOST)
+        if not not_run and report.verdict.reason is not Reason.REPLAYED:
             self._keep(report.result)
         return report.result
 
@@ -112,32 +155,27 @@ class WorkflowExecutor:
             log.warning("cannot keep the result for a repeated run: %s", error.message)
 
     def _wait_until_admitted(
-        self, request: Request, found: Mapping[str, str]
-    ) -> tuple[Decision, Supervisor | None, str | None]:
-        """Wait for the owner's hours and the machine: the decision, a supervisor, why it is cancelled."""
-        logged, reason = "", None
+        self, request: Request, found: Mapping[str, str], ended: Verdict | None
+    ) -> tuple[Decision, Supervisor | None, Verdict | None]:
+        """Wait for the machine: the decision, a supervisor, why the request ends without being started."""
         while True:
             decision = self._admission.check(request, found)
-            # GitHub gave the run to this machine, so what only another one would do is refused.
-            settled = decision.decision if isinstance(decision, NotNow) else decision
-            if isinstance(settled, Refusal):
-                return settled, None, None
+            # GitHub gave the run to this machine, now: what another machine or hour would take is refused.
+            decision = decision.refusal if isinstance(decision, NotNow) else decision
+            if isinstance(decision, Refusal) or (ended := ended or self._ended(started=False)) is not None:
+                return decision, None, ended
             with contextlib.suppress(BusError):  # the remote may be away for a while
-                reason = self._cancels.poll(request)[0]
-            if reason is not None:
-                return settled, None, reason
-            if isinstance(decision, NotNow):
-                why = f"not now: {decision.reason}"
-            else:
-                try:
-                    return decision, Supervisor(self._config.lock), None
-                except MachineBusy as busy:
-                    why = f"waiting: {busy.message}"
-            if why != logged:
-                log.info(why)
-                logged = why
-            if self._stop.wait(self._config.timing.cancel_s):
-                return settled, None, _CANCELLED
+                if (reason := self._cancels.poll(request)[0]) is not None:
+                    return (
+                        decision,
+                        None,
+                        make_verdict(Reason.REQUESTED, f"{reason}; it had not been started"),
+                    )
+            try:
+                return decision, Supervisor(self._config.lock), None
+            except MachineBusy as busy:
+                self._log_wait(busy.message)
+            self._wait(self._config.timing.cancel_s)
 
     def _run(self, job: Job, request: Request, supervisor: Supervisor | None) -> JobReport:
         phase: Phase | None = None
@@ -156,7 +194,6 @@ class WorkflowExecutor:
             poll_s=self._config.timing.cancel_s,
             show=lambda line: self._echo(f"| {workflow.without_commands(line)}"),
         )
-        aborted = make_verdict(Reason.REQUESTED, _CANCELLED)
-        report = job.run(heartbeat, supervisor, abort=self._stop.is_set, aborted=aborted)
+        report = job.run(heartbeat, supervisor, abort=lambda: self._ended(started=True))
         assert report is not None  # noqa: S101 - only a lost lease gives none
         return report

@@ -8,26 +8,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from bridge import __version__
+from bridge import __version__, signing
 from bridge.bus.publish import AlreadyAnswered, ResultFiles, publish
 from bridge.bus.requests import state_of
 from bridge.bus.results import ExpectedRequest, believe, check_files, fetch, pins_keys
 from bridge.client.fetch import Judged, judge
-from bridge.errors import BusError, EvidenceError
+from bridge.errors import ApiError, BusError, EvidenceError
 from bridge.git.cache import GitCache
+from bridge.github.api import GitHub, JobRecord, RunView
 from bridge.github.dispatch import RequestRef
 from bridge.github.workflow import list_request, load_request, read_artifact, result_branch
 from bridge.protocol import result as protocol
 from bridge.protocol.manifest import format_time
-from bridge.protocol.result import RESULT_NAME, Reason, Result, Status, Verdict
+from bridge.protocol.result import RESULT_NAME, RESULT_SIGNATURE_NAME, Reason, Result, Status, Verdict
 from bridge.runner.admission import Request
+from bridge.signing.trust import TrustLevel
 
 log = logging.getLogger(__name__)
 
 PUBLISHER = protocol.RunnerFacts(name="publisher", id="0" * 16, version=__version__)
+
+
+# GitHub cancels a job that waited 24 hours for a machine; its conclusion is that of a cancelled job, too.
+_LONGEST_WAIT = timedelta(hours=23, minutes=55)
 
 
 @dataclass(frozen=True)
@@ -37,23 +43,48 @@ class Delivery:
     folder: Path  # where its artifact was unpacked; may be missing
     digest: str  # the digest in its outputs; empty: none
     run_result: str | None = None  # how it ended, as `needs.<job>.result` says it
+    run_id: int | None = None
     run_url: str | None = None
     attempt: int = 1
+    limit_s: float | None = None  # the time limit of that job; None: it is not told
 
     def verdict(self, status: Status, reason: Reason, message: str) -> Verdict:
         """A verdict of this job's own, with the run's page."""
         page = f"; see {self.run_url}" if self.run_url else ""
         return Verdict(status=status, reason=reason, message=f"{message}{page}"[:4000])
 
-    def lost(self) -> Verdict:
-        """The verdict on a run that left no artifact."""
-        if self.run_result == "cancelled":
+    def lost(self, job: JobRecord | None) -> Verdict:
+        """The verdict on a run that left no artifact; `job`: what the API says of the Mac's job."""
+        if self.digest:
+            message = "the workflow run gave a result, and its artifact is missing"
+            return self.verdict(Status.LOST, Reason.RUN_LOST, message)
+        waited = ran = None
+        if job is not None and job.runner_name:
+            ran = _between(job.started_at, job.completed_at)
+        elif job is not None:
+            waited = _between(job.created_at, job.completed_at)
+        if waited is not None and waited >= _LONGEST_WAIT:
+            message = (
+                f"no machine took the workflow job within {waited / timedelta(hours=1):.0f} h; nothing ran"
+            )
+            return self.verdict(Status.LOST, Reason.NO_RUNNER, message)
+        if ran is not None and self.limit_s is not None and ran.total_seconds() >= self.limit_s:
+            limit = f"{self.limit_s / 60:g} min (KAKEYA_RUN_MINUTES)"
+            message = f"the workflow job reached its time limit of {limit}, and left no result"
+            return self.verdict(Status.FAILED, Reason.TIMEOUT, message)
+        if self.run_result == "cancelled" or (job is not None and job.conclusion == "cancelled"):
             message = "the workflow run was cancelled before it gave a result"
             return self.verdict(Status.CANCELLED, Reason.REQUESTED, message)
         message = f"the workflow run ended ({self.run_result or 'unknown'}) without a result"
-        if self.digest:
-            message = "the workflow run gave a result, and its artifact is missing"
         return self.verdict(Status.LOST, Reason.RUN_LOST, message)
+
+
+def _between(begin: str | None, end: str | None) -> timedelta | None:
+    """The time between two moments as the API writes them; None: one is missing or cannot be read."""
+    try:
+        return datetime.fromisoformat(end or "") - datetime.fromisoformat(begin or "")
+    except (ValueError, TypeError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -75,11 +106,12 @@ class WorkflowPublisher:
     """Publishes results of workflow runs to one remote, whose address has a token that may write.
 
     `trusted` is the allowed-signers file of runner keys and may be missing; if it lists any, a pass counts
-    only when one of them signed it.
+    only when one of them signed it. `github` is asked how a run without a result ended.
     """
 
     cache: GitCache
     trusted: Path
+    github: GitHub | None = None
 
     def publish(self, ref: RequestRef, delivery: Delivery) -> PublishOutcome:
         """Answer one request. Idempotent: a request that has its answer keeps it."""
@@ -116,7 +148,7 @@ class WorkflowPublisher:
                 expected = _expected(request)
                 check_files(artifact.files, nonce=request.nonce, expected=expected, trusted=self.trusted)
                 return artifact.files
-            verdict = delivery.lost()
+            verdict = delivery.lost(self._mac_job(delivery))
         except EvidenceError as error:
             log.error("not published: %s", error.message)
             message = f"the artifact is not the result that the run signed: {error.message}"
@@ -139,6 +171,16 @@ class WorkflowPublisher:
         )
         return {RESULT_NAME: result.to_bytes()}
 
+    def _mac_job(self, delivery: Delivery) -> JobRecord | None:
+        """What the API says of the Mac's job; None: it does not say."""
+        if self.github is None or delivery.run_id is None:
+            return None
+        try:
+            return RunView(id=delivery.run_id, jobs=self.github.jobs(delivery.run_id)).mac_job
+        except ApiError as error:
+            log.warning("going by how the job ended (%s): %s", delivery.run_result, error.message)
+            return None
+
     def _published(self, request: Request, delivery: Delivery, *, ours: bool = False) -> Judged | None:
         """The result that the remote holds, with the verdict that counts here; None: it holds none."""
         expected = _expected(request)
@@ -152,29 +194,36 @@ class WorkflowPublisher:
             log.warning("the published result cannot be believed: %s", error.message)
             return None
         judged = judge(believed)
-        objection = self._objection(judged, delivery, fetched.files[RESULT_NAME], ours=ours)
+        objection = self._objection(judged, delivery, fetched.files, ours=ours)
         if judged.verdict.status is Status.PASSED and objection is not None:
-            verdict = delivery.verdict(Status.REJECTED, Reason.TAMPERED, objection)
-            judged = replace(judged, verdict=verdict)
+            judged = replace(judged, verdict=delivery.verdict(Status.REJECTED, *objection))
         if judged.verdict.status is not believed.result.verdict.status:
             log.warning("the result is on the remote as it was written, and it is not believed here")
         return judged
 
-    def _objection(self, judged: Judged, delivery: Delivery, published: bytes, *, ours: bool) -> str | None:
+    def _objection(
+        self, judged: Judged, delivery: Delivery, published: Mapping[str, bytes], *, ours: bool
+    ) -> tuple[Reason, str] | None:
         """Why a published pass does not count here: anybody who may push can publish one before this job."""
+        believed = judged.believed
         if pins_keys(self.trusted) and not judged.verified:
-            said = judged.believed.sentence
-            return f"a pass counts here only when a trusted runner key signed it; {said}"
+            message = f"a pass counts here only when a trusted runner key signed it; {believed.sentence}"
+            if believed.signature is TrustLevel.UNTRUSTED_KEY:
+                key, name = signing.signing_key(published[RESULT_SIGNATURE_NAME]), believed.result.runner.name
+                remedy = "if that runner is yours, add this line to the variable KAKEYA_TRUSTED_RUNNERS"
+                message = f"{message}; {remedy}: {name} {key.line}"
+            return Reason.UNTRUSTED, message
         try:
-            own = read_artifact(delivery.folder, judged.believed.result.nonce, delivery.digest)
-            is_same = own is None or own.files[RESULT_NAME] == published
+            own = read_artifact(delivery.folder, believed.result.nonce, delivery.digest)
+            is_same = own is None or own.files[RESULT_NAME] == published[RESULT_NAME]
             is_same = is_same or (own is not None and own.verdict.reason is Reason.REPLAYED)
         except EvidenceError:
             is_same = False
         if not is_same:
-            return "another result was published first"
+            return Reason.TAMPERED, "another result was published first"
         if not ours and delivery.run_result in ("failure", "skipped") and not judged.verified:
-            return f"the run ended as {delivery.run_result}, and the published result is a pass"
+            message = f"the run ended as {delivery.run_result}, and the published result is a pass"
+            return Reason.TAMPERED, message
         return None
 
 

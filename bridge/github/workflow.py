@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
 import secrets
@@ -22,7 +23,7 @@ from bridge.bus.requests import bound_manifest, read_request
 from bridge.bus.results import MAX_RESULT_BYTES, MAX_RESULT_FILES
 from bridge.errors import MachineError, ResultError
 from bridge.git.cache import GitCache
-from bridge.github.api import with_token
+from bridge.github.api import GitHub, find_token, repository_of, with_token
 from bridge.github.dispatch import RequestRef
 from bridge.log import LineFormatter
 from bridge.protocol import refs
@@ -45,9 +46,25 @@ class WorkflowRun:
     request: RequestRef
     remote: str = field(repr=False)  # perhaps with the run's token: for git alone, never to be shown
     attempt: int = 1
-    run_url: str | None = None  # None: this is no workflow run
+    run_id: int | None = None  # None: this is no workflow run
+    page: str | None = None  # the repository that the run belongs to
+    limit_s: float | None = None  # the time limit of the Mac's job; None: it is not told
     output: str | None = None  # the file that takes the step's outputs
     summary: str | None = None  # the file that takes the job's summary in Markdown
+
+    @property
+    def run_url(self) -> str | None:
+        """The run's page."""
+        return f"{self.page}/actions/runs/{self.run_id}" if self.page and self.run_id else None
+
+    def api(self, environ: Mapping[str, str]) -> GitHub | None:
+        """The API of the run's repository, with the run's token; None: it is not known."""
+        try:
+            repository = None if self.page is None else repository_of(self.page, environ)
+            return None if repository is None else GitHub(repository, find_token(environ))
+        except errors.ApiError as error:
+            log.warning("the API is not asked: %s", error.message)
+            return None
 
     def write_outputs(self, values: Mapping[str, str]) -> None:
         """Set the step's outputs; a random delimiter keeps a value from adding outputs of its own."""
@@ -106,10 +123,25 @@ def read_workflow_run(
         request=RequestRef(name.nonce, ref, commit),
         remote=with_token(address, environ),
         attempt=int(environ.get("GITHUB_RUN_ATTEMPT") or 1),
-        run_url=f"{page}/actions/runs/{run}" if page and run else None,
+        run_id=int(run) if run and run.isdecimal() else None,
+        page=page,
+        limit_s=_limit_s(environ.get("KAKEYA_RUN_MINUTES") or ""),
         output=environ.get("GITHUB_OUTPUT"),
         summary=environ.get("GITHUB_STEP_SUMMARY"),
     )
+
+
+def _limit_s(minutes: str) -> float | None:
+    try:
+        limit_s = float(minutes) * 60 if minutes else None
+    except ValueError:
+        limit_s = 0.0
+    if limit_s is not None and not 0 < limit_s < math.inf:
+        raise MachineError(
+            f"KAKEYA_RUN_MINUTES is {quoted(minutes)}, not a number of minutes",
+            "set the repository variable to the time limit of the Mac's job, as 180",
+        )
+    return limit_s
 
 
 def load_request(cache: GitCache, ref: RequestRef) -> Request | None:
@@ -129,8 +161,10 @@ def _read_request(cache: GitCache, ref: RequestRef) -> Request:
     for failure in cache.bring({ref.commit: ref.commit}, [ref.commit]).values():
         if not isinstance(failure, errors.LeaseLost):
             raise failure
+        branch, tip = ref.branch.removeprefix("refs/heads/"), cache.list_remote(ref.branch).get(ref.branch)
+        now = "is not there: it was deleted or never pushed" if tip is None else f"holds {tip[:12]} now"
         raise errors.UnknownHandle(
-            f"the request commit {ref.commit[:12]} of {ref.branch} is no longer on the remote",
+            f"the request commit {ref.commit[:12]} is not on the remote, and its branch {branch} {now}",
             "ask again with kakeya_mac run",
         )
     request = Request(ref.nonce, ref.commit, is_read=True)

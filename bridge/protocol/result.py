@@ -70,6 +70,7 @@ class Reason(StrEnum):
     MODEL_MISSING = "model_missing"
     MACHINE_UNFIT = "machine_unfit"
     BAD_WORKLOAD = "bad_workload"
+    OUTSIDE_HOURS = "outside_hours"
     # failed
     EXIT_CODE = "exit_code"
     TIMEOUT = "timeout"
@@ -80,6 +81,7 @@ class Reason(StrEnum):
     # rejected
     EVIDENCE = "evidence"
     TAMPERED = "tampered"
+    UNTRUSTED = "untrusted"
     BINDING = "binding"
     # cancelled, lost
     REQUESTED = "requested"
@@ -87,6 +89,7 @@ class Reason(StrEnum):
     LEASE_LOST = "lease_lost"
     ATTEMPTS = "attempts"
     RUN_LOST = "run_lost"
+    NO_RUNNER = "no_runner"
 
 
 class Phase(StrEnum):

@@ -27,7 +27,7 @@ from bridge.protocol.manifest import MAX_NONCE_SKEW, Manifest, ParamValue, forma
 from bridge.protocol.result import Reason, RunStatus
 from bridge.runner import machine, models
 from bridge.runner.config import RunnerConfig
-from bridge.runner.policy import BRANCHES, FILE_NAME, Key, PolicyRefusal
+from bridge.runner.policy import BRANCHES, FILE_NAME, Key, OutsideHours, PolicyRefusal
 from bridge.runner.store import Store
 from bridge.signing import Signature
 from bridge.signing.keyfiles import UNSIGNED
@@ -40,6 +40,7 @@ _REASONS = {
     PresetError: Reason.UNKNOWN_PRESET,
     ParameterError: Reason.BAD_PARAMETER,
     models.ModelMissing: Reason.MODEL_MISSING,
+    OutsideHours: Reason.OUTSIDE_HOURS,
 }
 # Branches of the bus itself: requesters write them, so they vouch for nothing.
 _BUS_BRANCHES = (refs.BRANCHES, refs.AGENT_BRANCHES, "refs/heads/mac-bridge-")
@@ -71,11 +72,11 @@ Decision = Admitted | Refusal
 
 @dataclass(frozen=True)
 class NotNow:
-    """It is left alone until then; `decision` is what it would be otherwise."""
+    """It is left alone until then; `refusal` is its answer where no request can wait."""
 
     reason: str
     until: datetime
-    decision: Decision
+    refusal: Refusal
 
 
 @dataclass
@@ -154,9 +155,10 @@ class Admission:
             if self._leave_to_another(request, manifest.preset, decision.reason, now):
                 reason = f"another live runner offers {manifest.preset}; here: {decision.message}"
                 return NotNow(reason, now + _LOOK_AGAIN, decision)
-        elif not policy.is_open(now):
+        elif (outside := policy.outside(now)) is not None:
             reason = f"waits for the hours in which jobs may begin, {policy.hours_text}"
-            return NotNow(reason, min(now + timedelta(minutes=1), manifest.expires_at), decision)
+            refusal = _refusal(outside, decision.preset, decision.params)
+            return NotNow(reason, min(now + timedelta(minutes=1), manifest.expires_at), refusal)
         return decision
 
     def _check_workload(self, commit: str) -> None:

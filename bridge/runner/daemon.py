@@ -21,7 +21,7 @@ from bridge.protocol.runner_info import State, Work
 from bridge.runner.admission import Admission, Admitted, Decision, NotNow, Refusal, Request
 from bridge.runner.child import MachineBusy, Supervisor
 from bridge.runner.config import RunnerConfig
-from bridge.runner.job import Job, JobReport
+from bridge.runner.job import Job, JobReport, make_verdict
 from bridge.runner.lease import CancelMonitor, HeartbeatThread, Leases
 from bridge.runner.publisher import Publisher
 from bridge.runner.queue import Queue
@@ -43,6 +43,7 @@ PRUNE_EVERY_S = 6 * 3600.0
 PRUNE_FIRST_S = 600.0
 PRUNE_AGAIN_S = 20.0
 PRUNE_BATCH = 100
+SHUTDOWN = make_verdict(Reason.SHUTDOWN, "the runner was told to stop")
 MAX_CANCELLED = 5  # requests, answered in one look while a job runs: each costs a few pushes
 
 
@@ -168,7 +169,7 @@ class Daemon:
                 if self._store.defer(request.nonce, decision.until.timestamp(), decision.reason):
                     log.info("%s: not now: %s", request.label, decision.reason)
                 return False
-            decision = decision.decision
+            decision = decision.refusal
         runs = isinstance(decision, Admitted) and cancelled is None
         if not runs or self._leases.next_attempt(request) > MAX_ATTEMPTS:
             return self._handle(request, decision, cancelled, None)
@@ -230,7 +231,7 @@ class Daemon:
             poll_s=timing.cancel_s,
             clock=self._clock,
         )
-        return job.run(heartbeat, supervisor, abort=self._abort.is_set)
+        return job.run(heartbeat, supervisor, abort=lambda: SHUTDOWN if self._abort.is_set() else None)
 
     def _publish(self, request: Request, report: JobReport, claim: Claim) -> None:
         verdict = report.verdict

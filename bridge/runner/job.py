@@ -53,6 +53,7 @@ _STATUS = {
     Reason.REQUESTED: Status.CANCELLED,
     Reason.SHUTDOWN: Status.CANCELLED,
     Reason.ATTEMPTS: Status.LOST,
+    Reason.NO_RUNNER: Status.LOST,
 }
 _REASONS: Mapping[type[BridgeError], Reason] = {
     ParameterError: Reason.BAD_PARAMETER,
@@ -76,9 +77,6 @@ def verdict_of(why: BridgeError) -> Verdict:
     status = None if reason in (Reason.NO_EVIDENCE, Reason.RUNNER_ERROR) else Status.REFUSED
     message = why.message if why.remedy is None else f"{why.message}; {why.remedy}"
     return make_verdict(reason, message, status=status)
-
-
-SHUTDOWN = make_verdict(Reason.SHUTDOWN, "the runner was told to stop")
 
 
 @dataclass(frozen=True)
@@ -123,20 +121,19 @@ class Job:
         heartbeat: HeartbeatThread,
         supervisor: Supervisor | None,
         *,
-        abort: Callable[[], bool] = lambda: False,
-        aborted: Verdict = SHUTDOWN,
+        abort: Callable[[], Verdict | None] = lambda: None,
     ) -> JobReport | None:
         """Do the job; its result, or None when the lease was lost: another runner gives it.
 
-        `supervisor` is None for a refused request. When `abort` is true the job ends at once, as `aborted`.
+        `supervisor` is None for a refused request. A verdict of `abort` ends the job at once, with it.
         """
         if isinstance(self.decision, Refusal):
             return self._report(verdict_of(self.decision))
         self._tell, self._ran = heartbeat.line, True
-        self._is_stopped = lambda: heartbeat.lost or heartbeat.cancelled is not None or abort()
+        self._is_stopped = lambda: heartbeat.lost or heartbeat.cancelled is not None or abort() is not None
         heartbeat.start()
         try:
-            verdict = self._work(heartbeat, supervisor) or aborted
+            verdict = self._work(heartbeat, supervisor) or abort()
         except BridgeError as error:
             verdict = verdict_of(error)
         except Exception:  # our own bug: the requester gets a result, the log gets the traceback
@@ -146,7 +143,10 @@ class Job:
             heartbeat.stop()
             if supervisor is not None:
                 supervisor.close()
-        return None if heartbeat.lost else self._report(verdict)
+        if heartbeat.lost:
+            return None
+        assert verdict is not None  # noqa: S101 - the job was stopped for one of three reasons
+        return self._report(verdict)
 
     def give_up(self, last: protocol.RunStatus | None) -> JobReport:
         """Answer a request whose earlier attempts were all lost; its log shows the last heartbeat."""
@@ -158,7 +158,11 @@ class Job:
 
     def cancel(self, reason: str) -> JobReport:
         """Answer a request that was cancelled before it was started."""
-        return self._report(make_verdict(Reason.REQUESTED, f"{reason}; it had not been started"))
+        return self.end(make_verdict(Reason.REQUESTED, f"{reason}; it had not been started"))
+
+    def end(self, verdict: Verdict) -> JobReport:
+        """Answer a request that was not started."""
+        return self._report(verdict)
 
     def clean_up(self) -> None:
         """Remove the job's folders and whatever it put next to them. One that did not run has none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -111,6 +111,18 @@ def is_within(spans: Sequence[str], local: datetime) -> bool:
     )
 
 
+def next_opening(spans: Sequence[str], local: datetime) -> datetime | None:
+    """When the next span begins, by the machine's local time without a zone; None: none does."""
+    week = [local.date() + timedelta(days=ahead) for ahead in range(8)]
+    parsed = list(map(_parse_span, spans))
+    begins = (_at(day, start) for day in week for days, start, _ in parsed if day.weekday() in days)
+    return min((moment for moment in begins if moment > local), default=None)
+
+
+def _at(day: date, minute: int) -> datetime:
+    return datetime.combine(day, time(minute // 60, minute % 60))
+
+
 def _parse_span(text: str) -> tuple[set[int], int, int]:
     """Days (Monday is 0), the minute of the day at which the span begins, and how many minutes it has.
 
@@ -187,6 +199,10 @@ class PolicyRefusal(PolicyError):
         owner = f"its owner can change {'.'.join(key)} in {FILE_NAME}"
         super().__init__(f"policy: {message}", f"{remedy}; {owner}" if remedy else owner)
         self.key = key
+
+
+class OutsideHours(PolicyRefusal):
+    """The owner lets no job begin at this hour."""
 
 
 class Policy(PolicySection):
@@ -277,11 +293,21 @@ class Policy(PolicySection):
         """The hours for people: ``mon-fri 22:00-06:00, sat,sun``."""
         return "always" if self.hours is None else ", ".join(self.hours) or "never"
 
+    def outside(self, now: datetime) -> OutsideHours | None:
+        """The refusal of a moment at which no job may begin, with the next that will do; None: one may."""
+        if self.hours is None or self.is_open(now):
+            return None
+        message = f"this machine runs jobs only within {self.hours_text} of its local time"
+        opening = next_opening(self.hours, now.astimezone().replace(tzinfo=None))
+        if opening is None:
+            return OutsideHours(("hours",), message)
+        when = f"{opening.astimezone():%a %Y-%m-%d %H:%M %z}"
+        return OutsideHours(("hours",), f"{message}; next at {when}", "ask again then")
+
     def check_hours(self, now: datetime) -> None:
-        """Raise a `PolicyRefusal` outside the hours, where the owner wants that rather than waiting."""
-        if self.outside_hours == "refuse" and not self.is_open(now):
-            message = f"this machine runs jobs only within {self.hours_text} of its local time"
-            raise PolicyRefusal(("hours",), message, "ask then")
+        """Raise the refusal of `outside`, where the owner wants that rather than waiting."""
+        if self.outside_hours == "refuse" and (refusal := self.outside(now)) is not None:
+            raise refusal
 
     def timeout_s(self, preset: Preset, requested: int | None) -> int:
         """Seconds a job gets: the least of what the narrowed preset, the policy and the request say."""

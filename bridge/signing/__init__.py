@@ -13,6 +13,7 @@ from bridge.signing.ssh import public_key as public_key
 from bridge.signing.ssh import read_key as read_key
 from bridge.signing.ssh import sign as sign
 from bridge.signing.ssh import signer_fingerprint as signer_fingerprint
+from bridge.signing.ssh import signing_key as signing_key
 from bridge.signing.trust import CANCEL_NAMESPACE as CANCEL_NAMESPACE
 from bridge.signing.trust import CLAIM_NAMESPACE as CLAIM_NAMESPACE
 from bridge.signing.trust import REQUEST_NAMESPACE as REQUEST_NAMESPACE

@@ -166,19 +166,20 @@ def sign(key: Path | str, namespace: str, data: bytes) -> bytes:
     return done.stdout
 
 
-def signing_key(signature: bytes) -> str:
-    """The base64 text of the public key that a signature says it was made with; nothing is verified."""
+def signing_key(signature: bytes) -> PublicKey:
+    """The public key that a signature says it was made with; nothing is verified."""
     header, *lines, _ = (*signature.strip().split(b"\n"), b"")
-    try:
+    kinds: list[bytes] = []
+    blob = b""
+    with contextlib.suppress(ValueError):
         # "SSHSIG" and a version, then the key, as the first field of several.
-        fields = _fields(base64.b64decode(b"".join(lines[:-1]))[10:])
-    except ValueError:
-        fields = []
-    if len(signature) > MAX_SIGNATURE_BYTES or header != _HEADER or not fields:
+        blob = next(iter(_fields(base64.b64decode(b"".join(lines[:-1]))[10:])), b"")
+        kinds = _fields(blob)[:1]
+    if len(signature) > MAX_SIGNATURE_BYTES or header != _HEADER or not kinds:
         raise SignatureError(
             f"the signature does not verify: {len(signature)} bytes that are no SSH signature"
         )
-    return base64.b64encode(fields[0]).decode()
+    return PublicKey(kinds[0].decode("ascii", "replace"), base64.b64encode(blob).decode())
 
 
 def signer_fingerprint(data: bytes, signature: bytes, namespace: str) -> str:

@@ -84,7 +84,7 @@ def identify(
         KeyListError: A list could have been written by others, or is not understood.
     """
     moment, gone = now or datetime.now(UTC), read_revoked(allowed)
-    key, lines = ssh.signing_key(signature), read_keys(allowed)
+    key, lines = ssh.signing_key(signature).text, read_keys(allowed)
     own = [line for line in lines if line.key.text == key]
     listed = "".join(line.text("") for line in own).encode()
     revoked = "".join(f"{each.line}\n" for each in gone.values()).encode()

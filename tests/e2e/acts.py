@@ -2,7 +2,7 @@
 
 act does for a workflow what GitHub does: it reads the file, evaluates its expressions, runs its jobs in their
 order and their steps with their environments. Three actions are on no package registry, so stand-ins lie in
-``actions/``. What act's schema does not know yet is removed from the file first: see `runnable`.
+``actions/``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,6 @@ WORKFLOWS = ROOT / ".github" / "workflows"
 _USES = re.compile(r"uses: (actions/[a-z-]+)@([0-9a-f]{40})")
 # What a package installer needs to know of this machine's network.
 _NETWORK = re.compile(r"(?i)(uv|pip)_\w+|ssl_\w+|\w+_ca_bundle|\w+_proxy|\w+_cacert")
-# GitHub knows it since May 2026, the schema of act does not.
-_QUEUE = "  queue: max\n"
-
-
-def runnable(text: str) -> str:
-    """A workflow file without the one line that act takes for a mistake."""
-    assert text.count(_QUEUE) <= 1
-    return text.replace(_QUEUE, "")
 
 
 def pinned() -> dict[str, str]:
@@ -130,15 +122,14 @@ class Workshop:
     ) -> Acted:
         """Run a workflow of the commit that `ref` names, for an event."""
         repo = self.repo
-        tree, home, files = self.workdir / "tree", self.workdir / "home", self.workdir / "workflows"
+        tree, home = self.workdir / "tree", self.workdir / "home"
         for folder in (tree, self.store):
             shutil.rmtree(folder, ignore_errors=True)
-        for folder in (self.store, home, files):
+        for folder in (self.store, home):
             folder.mkdir(parents=True, exist_ok=True)
         repo.git("clone", "--quiet", str(repo.remote), str(tree), cwd=repo.root)
         repo.git("fetch", "--quiet", "origin", ref, cwd=tree)
         repo.git("checkout", "--quiet", "-B", ref.removeprefix("refs/heads/"), "FETCH_HEAD", cwd=tree)
-        (files / workflow).write_text(runnable((tree / ".github" / "workflows" / workflow).read_text()))
         repository = {"default_branch": "main", "name": "workload", "full_name": "team/workload"}
         payload = {**event, "repository": {**repository, "owner": {"login": "team", "name": "team"}}}
         (self.workdir / "event.json").write_text(json.dumps(payload))
@@ -154,7 +145,7 @@ class Workshop:
             **self.env,
             **changes,
         }
-        argv = [str(ACT), name, "-C", str(tree), "-W", str(files / workflow)]
+        argv = [str(ACT), name, "-C", str(tree), "-W", f".github/workflows/{workflow}"]
         argv += ["-e", str(self.workdir / "event.json"), "--action-offline-mode", "--no-skip-checkout"]
         argv += ["-P", "self-hosted=-self-hosted", "-P", "ubuntu-latest=-self-hosted"]
         argv += ["--no-cache-server"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge.github.execute import runner_name
-from tests.e2e.acts import ACT, WORKFLOWS, Workshop, runnable
+from tests.e2e.acts import ACT, Workshop
 from tests.fixtures.repo import build_repo
 from tests.servers.github import TOKEN, github_server
 
@@ -28,13 +28,6 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     made = Workshop(build_repo(tmp_path_factory.mktemp("workshop")))
     made.move_in()
     return made
-
-
-def test_only_the_queue_line_differs():
-    text = (WORKFLOWS / "mac-bridge.yaml").read_text()
-    lines = text.splitlines()
-    lines.remove("  queue: max")
-    assert runnable(text).splitlines() == lines
 
 
 def test_a_request_comes_in_and_its_result_goes_out(workshop: Workshop):

@@ -1,4 +1,4 @@
-"""What the workflow files promise, and no linter knows: queue, pins, permissions, time limits, tokens."""
+"""What the workflow files promise, and no linter knows: no group, pins, permissions, time limits, tokens."""
 
 from __future__ import annotations
 
@@ -55,23 +55,27 @@ def test_the_workflows_are_those_that_the_tests_know():
     assert [path.name for path in WORKFLOWS] == ["ci.yaml", "mac-bridge.yaml", "mac-run.yaml"]
 
 
-def test_requests_queue_and_none_is_ended_for_another():
-    concurrency = read(BRIDGE)["concurrency"]
-    assert concurrency == {"group": "kakeya-mac", "queue": "max"}, (
-        "with cancel-in-progress it is no valid file"
-    )
-    assert all("concurrency" not in job for job in jobs(BRIDGE).values())
+@pytest.mark.parametrize("path", [BRIDGE, RUN], ids=lambda path: path.stem)
+def test_no_concurrency_group_ends_one_request_for_another(path: Path):
+    """In a called workflow a group would be the caller's, which keeps two runs and cancels the others."""
+    assert "concurrency" not in read(path)
+    assert all("concurrency" not in job for job in jobs(path).values())
+
+
+def test_both_jobs_know_the_time_limit_of_the_first():
+    limit = "vars.KAKEYA_RUN_MINUTES || '180'"
+    assert jobs(BRIDGE)["run"]["timeout-minutes"] == f"${{{{ fromJSON({limit}) }}}}"
+    for name in ("run", "publish"):
+        (step,) = [step for step in jobs(BRIDGE)[name]["steps"] if "kakeya_mac" in step.get("run", "")][-1:]
+        assert step["env"]["KAKEYA_RUN_MINUTES"] == f"${{{{ {limit} }}}}"
 
 
 @named
-def test_a_queue_is_never_asked_for_together_with_cancelling(path: Path):
-    document = read(path)
-    for concurrency in [
-        document.get("concurrency"),
-        *(job.get("concurrency") for job in jobs(path).values()),
-    ]:
-        if isinstance(concurrency, dict) and "queue" in concurrency:
-            assert not concurrency.get("cancel-in-progress", False)
+def test_artifacts_are_kept_where_their_action_works_or_are_needed(path: Path):
+    for step in steps(path):
+        if "actions/upload-artifact" in step.get("uses", "") and path != BRIDGE:
+            assert "github.server_url == 'https://github.com'" in step["if"]
+            assert "endsWith(github.server_url, '.ghe.com')" in step["if"]
 
 
 @named_all
@@ -91,7 +95,7 @@ def test_no_job_has_a_permission_that_it_does_not_name(path: Path):
 
 def test_only_the_job_that_runs_nothing_of_a_request_may_write():
     assert jobs(BRIDGE)["run"]["permissions"] == {"contents": "read"}
-    assert jobs(BRIDGE)["publish"]["permissions"] == {"contents": "write"}
+    assert jobs(BRIDGE)["publish"]["permissions"] == {"actions": "read", "contents": "write"}
     assert jobs(RUN)["request"]["permissions"] == {"actions": "write", "contents": "write"}
     for job in jobs(ROOT / ".github" / "workflows" / "ci.yaml").values():
         assert job["permissions"] == {"contents": "read"}
@@ -123,12 +127,6 @@ def test_interpreters_take_no_modules_from_their_folder(path: Path):
         assert re.findall(r"python3?\"? (?!-I )", script) == []
         if "install_client.sh" in script:
             assert step["working-directory"] == "${{ runner.temp }}"
-
-
-def test_calls_of_one_run_cancel_none_of_each_other():
-    """In a called workflow a group would be the caller's, which keeps two runs and cancels the others."""
-    assert "concurrency" not in read(RUN)
-    assert all("concurrency" not in job for job in jobs(RUN).values())
 
 
 def test_the_job_that_publishes_is_told_whose_results_count():

@@ -9,6 +9,7 @@ from typing import Any
 
 from bridge.bus.publish import ResultFiles
 from bridge.git.cache import GitCache
+from bridge.github.api import GitHub
 from bridge.github.dispatch import RequestRef
 from bridge.github.execute import WorkflowExecutor
 from bridge.github.publish import Delivery, PublishOutcome, WorkflowPublisher
@@ -39,10 +40,18 @@ class WorkflowJobs(logging.Handler):
         commit = self.runner.repo.git("rev-parse", manifest.result_ref, cwd=self.runner.repo.remote)
         return RequestRef(manifest.nonce, manifest.result_ref, commit)
 
-    def execute(self, asked: RequestRef | Manifest, *, attempt: int = 1, **config: Any) -> Artifact | None:
+    def execute(
+        self,
+        asked: RequestRef | Manifest,
+        *,
+        attempt: int = 1,
+        limit_s: float | None = None,
+        **config: Any,
+    ) -> Artifact | None:
         self.number += 1
         out = self.runner.repo.root / f"out-{self.number}"
-        executor = WorkflowExecutor(self.runner.config_of(**config), self.lines.append, self.stop)
+        runner = self.runner.config_of(**config)
+        executor = WorkflowExecutor(runner, self.lines.append, self.stop, limit_s=limit_s)
         named = asked if isinstance(asked, RequestRef) else self.ref(asked)
         return executor.execute(named, out, attempt=attempt)
 
@@ -75,13 +84,20 @@ class WorkflowJobs(logging.Handler):
         return path
 
     def publish(
-        self, asked: RequestRef, folder: Path, digest: str, *, trusted: Path | None = None, **changes: Any
+        self,
+        asked: RequestRef,
+        folder: Path,
+        digest: str,
+        *,
+        trusted: Path | None = None,
+        github: GitHub | None = None,
+        **changes: Any,
     ) -> PublishOutcome:
         """The other job, on a machine of its own."""
         self.number += 1
         root = self.runner.repo.root / f"hosted-{self.number}"
         cache = GitCache(root / "bus.git", str(self.runner.repo.remote))
-        publisher = WorkflowPublisher(cache, trusted=trusted or root / "trusted_runners")
+        publisher = WorkflowPublisher(cache, trusted=trusted or root / "trusted_runners", github=github)
         return publisher.publish(asked, Delivery(folder, digest, **changes))
 
     def entry(self, done: Artifact, asked: RequestRef) -> ResultFiles:

@@ -100,10 +100,15 @@ def test_a_cancel_request_ends_a_request_before_it_starts(jobs: WorkflowJobs) ->
     assert jobs.verdict(asked) == ("cancelled", "requested")
 
 
-@pytest.mark.slow
-def test_a_commit_that_is_nowhere_is_an_error_and_no_result(jobs: WorkflowJobs) -> None:
+@pytest.mark.parametrize("change", ["moved", "deleted"])
+@pytest.mark.sampled(0, 1)
+def test_a_commit_that_is_nowhere_is_an_error_and_no_result(jobs: WorkflowJobs, change: str) -> None:
     manifest = jobs.request()
-    with pytest.raises(BusError, match="is no longer on the remote"):
+    said = f"holds {jobs.ref(manifest).commit[:12]} now"
+    if change == "deleted":
+        jobs.runner.repo.git("update-ref", "-d", manifest.result_ref, cwd=jobs.runner.repo.remote)
+        said = "is not there: it was deleted or never pushed"
+    with pytest.raises(BusError, match=said):
         jobs.execute(RequestRef(manifest.nonce, manifest.result_ref, "1" * 40))
 
 
@@ -195,19 +200,47 @@ def test_a_run_that_is_cancelled_while_it_waits_seals_that(jobs: WorkflowJobs) -
 
 
 @pytest.mark.slow
-def test_outside_the_owners_hours_a_request_waits(jobs: WorkflowJobs) -> None:
+def test_a_cancelled_run_of_a_name_in_use_seals_that(jobs: WorkflowJobs) -> None:
+    asked = jobs.ref(jobs.request())
+    with hold_name(jobs.runner.config_of()):
+        jobs.stop.set()
+        assert jobs.verdict(asked) == ("cancelled", "requested")
+
+
+@pytest.mark.parametrize("held", ["machine", "name"])
+@pytest.mark.sampled(0, 1)
+def test_a_machine_busy_for_the_whole_time_limit_is_no_runner(jobs: WorkflowJobs, held: str) -> None:
+    config = jobs.runner.config_of()
+    asked = jobs.ref(jobs.request())
+    with Supervisor(config.lock) if held == "machine" else hold_name(config):
+        done = jobs.execute(asked, limit_s=3.0)
+    assert done is not None
+    assert "result.json.sig" in done.files
+    verdict = done.verdict
+    assert (verdict.status, verdict.reason) == ("lost", "no_runner")
+    assert "time limit of 0.05 min (KAKEYA_RUN_MINUTES); nothing ran" in verdict.message
+    assert jobs.verdict(asked) == ("passed", "ok"), "a repeated run runs it"
+
+
+@pytest.mark.slow
+def test_a_job_is_stopped_before_the_time_limit_of_its_run(jobs: WorkflowJobs) -> None:
+    done = jobs.execute(jobs.request("sleep"), limit_s=8.0)
+    assert done is not None
+    assert "result.json.sig" in done.files
+    verdict = done.verdict
+    assert (verdict.status, verdict.reason) == ("failed", "timeout")
+    assert "stopped shortly before the workflow job's time limit" in verdict.message
+    assert not jobs.runner.running("sleep.py")
+    assert "| progress 1/4 sleeping soundly" in jobs.lines
+
+
+def test_outside_the_owners_hours_a_request_is_refused(jobs: WorkflowJobs) -> None:
     now = datetime.now().astimezone()
     begin, end = now + timedelta(hours=2), now + timedelta(hours=3)
     jobs.runner.policy(f'hours = ["{begin:%H:%M}-{end:%H:%M}"]\n')
-    asked = jobs.ref(jobs.request())
-    done: list[Artifact | None] = []
-    thread = threading.Thread(target=lambda: done.append(jobs.execute(asked)))
-    thread.start()
-    wait_for(lambda: any("not now: waits for the hours" in line for line in jobs.lines))
-    jobs.stop.set()
-    thread.join(30)
-    assert done[0] is not None
-    assert done[0].verdict.status == "cancelled"
+    verdict = jobs.result(jobs.request()).verdict
+    assert (verdict.status, verdict.reason) == ("refused", "outside_hours")
+    assert f"next at {begin:%a %Y-%m-%d %H:%M}" in verdict.message
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -12,6 +12,7 @@ import pytest
 
 from bridge.bus.publish import ResultFiles
 from bridge.errors import BusError, PushRejected
+from bridge.github.api import GitHub
 from bridge.github.dispatch import RequestRef
 from bridge.github.publish import PublishOutcome
 from bridge.github.workflow import Artifact
@@ -21,6 +22,7 @@ from bridge.protocol.result import File, Phase, Reason, Result, Status, Verdict,
 from tests.bridge.github.jobs import WorkflowJobs
 from tests.bridge.github.runs import ask
 from tests.fixtures.runner import RunnerFixture
+from tests.servers.github import GitHubServer
 
 
 def sealed(jobs: WorkflowJobs, **changes: Any) -> tuple[Manifest, RequestRef, Path, Artifact]:
@@ -162,6 +164,80 @@ def test_run_without_a_result_is_answered(
     assert refs.INBOX + manifest.nonce not in jobs.runner.repo.remote_refs()
 
 
+QUEUED, STARTED = "2026-03-01T12:00:00Z", "2026-03-01T12:05:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("job", "run_result", "verdict", "said"),
+    [
+        # GitHub reports a time limit, the 24 hours and a person who cancels as the same conclusion.
+        (
+            {"completed_at": "2026-03-02T12:00:01Z"},
+            "cancelled",
+            ("lost", "no_runner"),
+            "no machine took the workflow job within 24 h",
+        ),
+        ({"completed_at": "2026-03-01T14:00:00Z"}, "cancelled", ("cancelled", "requested"), "was cancelled"),
+        (
+            {"runner_name": "studio", "started_at": STARTED, "completed_at": "2026-03-01T13:05:07Z"},
+            "cancelled",
+            ("failed", "timeout"),
+            "reached its time limit of 60 min (KAKEYA_RUN_MINUTES)",
+        ),
+        (
+            {"runner_name": "studio", "started_at": STARTED, "completed_at": "2026-03-01T13:04:00Z"},
+            "cancelled",
+            ("cancelled", "requested"),
+            "was cancelled",
+        ),
+        (
+            {
+                "runner_name": "studio",
+                "started_at": STARTED,
+                "completed_at": "2026-03-01T12:30:00Z",
+                "conclusion": "failure",
+            },
+            "failure",
+            ("lost", "run_lost"),
+            "ended (failure) without a result",
+        ),
+        ({"created_at": None, "completed_at": "soon"}, "cancelled", ("cancelled", "requested"), "cancelled"),
+        ({"name": "other"}, "failure", ("lost", "run_lost"), "ended (failure)"),
+    ],
+    ids=["24 h", "cancelled in the queue", "time limit", "cancelled", "lost", "no times", "no such job"],
+)
+@pytest.mark.sampled(0, 1, 2)
+def test_the_api_tells_how_a_run_without_a_result_ended(
+    jobs: WorkflowJobs,
+    server: GitHubServer,
+    github: GitHub,
+    job: dict[str, Any],
+    run_result: str,
+    verdict: tuple[str, str],
+    said: str,
+) -> None:
+    run = server.add_run()
+    known = {"created_at": QUEUED, "started_at": QUEUED, "status": "completed", "conclusion": "cancelled"}
+    server.add_job(run, **{"name": "run", **known, **job})
+    manifest = jobs.request()
+    asked, nowhere = jobs.ref(manifest), jobs.runner.repo.root / "nowhere"
+    given = {"run_result": run_result, "run_id": run, "limit_s": 3600.0, "github": github}
+    jobs.publish(asked, nowhere, "", **given)
+    assert jobs.runner.verdict(manifest.nonce) == verdict
+    assert said in jobs.runner.answer(manifest.nonce).result.verdict.message
+
+
+@pytest.mark.slow
+def test_an_api_that_does_not_answer_is_logged(
+    jobs: WorkflowJobs, server: GitHubServer, github: GitHub
+) -> None:
+    manifest = jobs.request()
+    asked, nowhere = jobs.ref(manifest), jobs.runner.repo.root / "nowhere"
+    jobs.publish(asked, nowhere, "", run_result="cancelled", run_id=1, github=github)
+    assert jobs.runner.verdict(manifest.nonce) == ("cancelled", "requested")
+    assert any("going by how the job ended (cancelled): the jobs of the run 1" in line for line in jobs.lines)
+
+
 def test_a_faster_forged_answer_makes_no_run_green(jobs: WorkflowJobs) -> None:
     manifest, asked, folder, done = sealed(jobs, preset="fail")
     assert done.verdict.status is Status.FAILED
@@ -223,6 +299,20 @@ def test_pass_needs_a_trusted_key_if_any_is_listed(jobs: WorkflowJobs, comes: st
     assert (outcome.exit_code, outcome.is_news) == (3, comes == "from the run")
     assert "a trusted runner key signed it" in counted(outcome).message
     assert "unsigned" in counted(outcome).message
+    assert counted(outcome).reason is Reason.UNTRUSTED
+    assert jobs.runner.verdict(manifest.nonce) == ("passed", "ok"), "it stays as it was written"
+
+
+def test_a_pass_of_a_key_that_is_not_listed_says_what_to_add(jobs: WorkflowJobs) -> None:
+    manifest, asked, folder, done = sealed(jobs)
+    other = jobs.runner.config_of("other")
+    trusted = jobs.runner.repo.root / "pinned"
+    trusted.write_text(f"other {other.public_key}\n")
+    outcome = jobs.publish(asked, folder, done.digest, trusted=trusted)
+    assert outcome.exit_code == 3
+    assert (counted(outcome).status, counted(outcome).reason) == (Status.REJECTED, Reason.UNTRUSTED)
+    key = " ".join(str(jobs.runner.config_of().public_key).split()[:2])
+    assert counted(outcome).message.endswith(f"to the variable KAKEYA_TRUSTED_RUNNERS: mac {key}")
     assert jobs.runner.verdict(manifest.nonce) == ("passed", "ok"), "it stays as it was written"
 
 
@@ -263,7 +353,7 @@ def test_unreadable_request_is_refused_and_answered(jobs: WorkflowJobs) -> None:
 @pytest.mark.slow
 def test_a_commit_that_is_gone_is_not_answered(jobs: WorkflowJobs) -> None:
     manifest = jobs.request()
-    with pytest.raises(BusError, match="no longer on the remote"):
+    with pytest.raises(BusError, match=r"is not on the remote, and its branch .* holds "):
         jobs.publish(RequestRef(manifest.nonce, manifest.result_ref, "1" * 40), Path("/nowhere"), "")
 
 

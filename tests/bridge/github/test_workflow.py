@@ -90,6 +90,34 @@ def test_token_is_added_for_its_own_server_only(server: str, remote: str, expect
     assert TOKEN not in repr(run)
 
 
+def test_the_time_limit_of_the_job_is_read_in_minutes() -> None:
+    assert read_workflow_run({**EVENT, "KAKEYA_RUN_MINUTES": "180"}).limit_s == 10800
+    assert read_workflow_run({**EVENT, "KAKEYA_RUN_MINUTES": ""}).limit_s is None
+    for wrong in ("x", "0", "-1", "nan", "inf"):
+        with pytest.raises(MachineError, match=f"KAKEYA_RUN_MINUTES is '{wrong}'"):
+            read_workflow_run({**EVENT, "KAKEYA_RUN_MINUTES": wrong})
+
+
+@pytest.mark.parametrize(
+    ("environ", "api"),
+    [
+        ({}, "https://api.github.com"),
+        (
+            {"GITHUB_SERVER_URL": "https://git.example", "GITHUB_API_URL": "https://git.example/api/v1"},
+            "https://git.example/api/v1",
+        ),
+        ({"KAKEYA_GITHUB_API": "https://api.example"}, "https://api.example"),
+        ({"KAKEYA_GITHUB_API": "http://api.example"}, None),
+        ({"GITHUB_REPOSITORY": "", "KAKEYA_REMOTE": "https://github.com/other/bus"}, None),
+    ],
+)
+def test_the_api_is_that_of_the_runs_own_repository(environ: dict[str, str], api: str | None) -> None:
+    given = {**EVENT, "KAKEYA_REMOTE": "https://github.com/other/bus", **environ}
+    github = read_workflow_run(given).api(given)
+    assert (github and github.repository.api) == api
+    assert github is None or github.repository.slug == "team/workload"
+
+
 def test_output_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     run = read_workflow_run({**EVENT, "GITHUB_OUTPUT": str(tmp_path)})
     with pytest.raises(MachineError, match=f"cannot write {tmp_path}"):

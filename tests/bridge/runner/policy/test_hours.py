@@ -8,7 +8,7 @@ import pytest
 
 from bridge.errors import PolicyError
 from bridge.runner import policy
-from bridge.runner.policy import DAYS, check_span, is_within
+from bridge.runner.policy import DAYS, check_span, is_within, next_opening
 
 MONDAY = datetime(2026, 3, 2)  # local time, without a zone
 
@@ -62,6 +62,22 @@ def test_any_of_several_spans_will_do_and_none_is_never() -> None:
     assert not is_within([], at("fri 12:00"))
 
 
+@pytest.mark.parametrize(
+    ("spans", "now", "opens"),
+    [
+        (["mon-fri 22:00-06:00"], "mon 12:00", "mon 22:00"),
+        (["mon-fri 22:00-06:00"], "sat 06:00", "mon 22:00"),
+        (["mon-fri 22:00-06:00", "sat 12:00-13:00"], "sat 06:00", "sat 12:00"),
+        (["mon"], "tue 00:00", "mon 00:00"),
+        (["08:00-12:30"], "mon 12:30", "tue 08:00"),
+        ([], "mon 12:30", None),
+    ],
+)
+def test_the_next_opening_is_the_first_begin_of_a_span(spans: list[str], now: str, opens: str | None) -> None:
+    found, moment = next_opening(spans, at(now)), None if opens is None else at(opens)
+    assert found == (moment if moment is None or moment > at(now) else moment + timedelta(days=7))
+
+
 def test_the_machines_own_zone_counts_also_when_its_clocks_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Berlin: at 01:00 UTC of 29 March 2026 its clocks go from 02:00 to 03:00."""
     monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
@@ -73,7 +89,8 @@ def test_the_machines_own_zone_counts_also_when_its_clocks_change(monkeypatch: p
         assert loaded.is_open(begins)
         assert loaded.is_open(datetime(2026, 3, 28, 2, 0, tzinfo=UTC))
         loaded.check_hours(begins)
-        with pytest.raises(PolicyError, match="only within 03:00-04:00 of its local time"):
+        said = r"only within 03:00-04:00 of its local time; next at Sun 2026-03-29 03:00 \+0200"
+        with pytest.raises(PolicyError, match=said):
             loaded.check_hours(begins - timedelta(minutes=1))
     finally:
         monkeypatch.undo()

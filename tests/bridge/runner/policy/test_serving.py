@@ -115,8 +115,10 @@ def test_requests_outside_the_hours_are_refused_if_configured(runner: RunnerFixt
     runner.policy(other_days() + 'outside_hours = "refuse"\n')
     asked = runner.ask()
     assert runner.serve_once() == 1
-    assert runner.verdict(asked.nonce) == ("refused", "policy")
-    assert "runs jobs only within " in runner.answer(asked.nonce).result.verdict.message
+    assert runner.verdict(asked.nonce) == ("refused", "outside_hours")
+    message = runner.answer(asked.nonce).result.verdict.message
+    assert "runs jobs only within " in message
+    assert "; next at " in message
 
 
 @pytest.mark.slow
