@@ -162,20 +162,22 @@ class WorkflowExecutor:
             decision = self._admission.check(request, found)
             # GitHub gave the run to this machine, now: what another machine or hour would take is refused.
             decision = decision.refusal if isinstance(decision, NotNow) else decision
-            if isinstance(decision, Refusal) or (ended := ended or self._ended(started=False)) is not None:
-                return decision, None, ended
+            if isinstance(decision, Refusal):
+                return decision, None, None
             with contextlib.suppress(BusError):  # the remote may be away for a while
-                if (reason := self._cancels.poll(request)[0]) is not None:
-                    return (
-                        decision,
-                        None,
-                        make_verdict(Reason.REQUESTED, f"{reason}; it had not been started"),
-                    )
+                if (reason := self._poll_cancel(request)) is not None:
+                    ended = make_verdict(Reason.REQUESTED, f"{reason}; it had not been started")
+            if (ended := ended or self._ended(started=False)) is not None:
+                return decision, None, ended
             try:
                 return decision, Supervisor(self._config.lock), None
             except MachineBusy as busy:
                 self._log_wait(busy.message)
             self._wait(self._config.timing.cancel_s)
+
+    def _poll_cancel(self, request: Request) -> str | None:
+        with self._cache.deadline():  # a remote that hangs must not outlast the margin
+            return self._cancels.poll(request)[0]
 
     def _run(self, job: Job, request: Request, supervisor: Supervisor | None) -> JobReport:
         phase: Phase | None = None
@@ -190,7 +192,7 @@ class WorkflowExecutor:
             renew,
             interval_s=1.0,
             secrets=job.secrets,
-            poll=lambda: self._cancels.poll(request)[0],
+            poll=lambda: self._poll_cancel(request),
             poll_s=self._config.timing.cancel_s,
             show=lambda line: self._echo(f"| {workflow.without_commands(line)}"),
         )
