@@ -203,7 +203,8 @@ Step outputs and JSON: nonce, status, reason, digest (of the folder), signature 
 All but nonce are empty for a request that is left to a runner's daemon.
 
 Exit code: 0 when a result is in DIR, whatever it says, or the request is left alone; else there is no result.
-SIGINT or SIGTERM ends the job and writes a result that says cancelled."""
+SIGINT or SIGTERM ends the job and writes a result that says cancelled. Shortly before KAKEYA_RUN_MINUTES, the
+time limit of the workflow job, it ends as failed/timeout, or as lost/no_runner if it was not started."""
 )
 @options.path_option("--out", required=True, text="Where the result is written; must be empty or not exist.")
 @_request_options
@@ -240,6 +241,10 @@ Examples:
 \b
 Step outputs and JSON: nonce, status, reason, verdict (status/reason), result_commit, result_ref, published.
 All but nonce are empty for a request that is left to a runner's daemon.
+
+\b
+How a run without a result ended is asked of the API (GITHUB_API_URL, or KAKEYA_GITHUB_API): no machine for
+24 h, the time limit KAKEYA_RUN_MINUTES, cancelled, or lost. Without an answer --run-result decides.
 
 Exit code: that of the request's status; 0 when it is left alone; 6 when the result could not be published."""
 )
