@@ -142,6 +142,7 @@ class Workshop:
             "KAKEYA_CONFIG": str(self.runner.config),
             "STAND_IN_REMOTE": str(repo.remote),
             "STAND_IN_STORE": str(self.store),
+            "KAKEYA_GITHUB_API": "none",  # the network is not asked
             **self.env,
             **changes,
         }
@@ -163,7 +164,7 @@ class Workshop:
             env={"PATH": given["PATH"], "HOME": str(home)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=400,
+            timeout=1500,
         )
         return Acted(done.returncode, done.stdout.decode(errors="replace"))
 

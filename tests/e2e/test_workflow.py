@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bridge.github.execute import runner_name
-from tests.e2e.acts import ACT, Workshop
+from tests.e2e.acts import ACT, Acted, Workshop
 from tests.fixtures.repo import build_repo
 from tests.servers.github import TOKEN, github_server
 
@@ -68,14 +69,43 @@ def test_artifact_changed_between_the_jobs_is_rejected(workshop: Workshop):
     assert "its digest is" in workshop.runner.answer(nonce).result.verdict.message
 
 
-def test_run_on_an_empty_mac_is_answered_as_lost(workshop: Workshop, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("ended", "verdict"),
+    [("12:59:00", ("lost", "run_lost")), ("13:00:05", ("failed", "timeout"))],
+    ids=["an empty Mac", "the time limit, as the API tells it"],
+)
+def test_a_run_without_a_result_is_answered_by_what_the_api_says(
+    workshop: Workshop, tmp_path: Path, ended: str, verdict: tuple[str, str]
+):
     nonce, ref = workshop.ask()
     (tmp_path / "kakeya_mac").write_text("#!/bin/sh\nexit 41\n")
     (tmp_path / "kakeya_mac").chmod(0o755)
-    acted = workshop.push_event(ref, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    times = {"started_at": "2026-03-01T12:00:00Z", "completed_at": f"2026-03-01T{ended}Z"}
+    with github_server() as server:
+        server.runs[1] = server.runs[server.add_run()]  # as act numbers its runs
+        server.add_job(1, "run", runner_name="studio", **times)
+        environ = {**server.environ, "GITHUB_TOKEN": TOKEN, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        del environ["KAKEYA_GITHUB_TOKEN"]  # the step has it of the job
+        acted = workshop.push_event(ref, variables={"KAKEYA_RUN_MINUTES": "60"}, **environ)
+        assert server.of("GET", "/actions/runs/1/jobs")
     assert not acted.job("run")
     assert not acted.job("publish")
-    assert workshop.runner.verdict(nonce) == ("lost", "run_lost")
+    assert workshop.runner.verdict(nonce) == verdict
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("number", [4, pytest.param(20, marks=pytest.mark.exhaustive)])
+def test_requests_at_once_all_come_home(workshop: Workshop, number: int):
+    """Runs on one machine, of which none ends another; without a token."""
+    asked = [workshop.ask() for _ in range(number)]
+
+    def push(place: int) -> Acted:
+        return replace(workshop, workdir_name=f"at-once-{place}").push_event(asked[place][1])
+
+    with ThreadPoolExecutor(number) as pool:
+        acted = list(pool.map(push, range(number)))
+    assert [each.code for each in acted] == [0] * number, next(each.log for each in acted if each.code)
+    assert {workshop.runner.verdict(nonce) for nonce, _ in asked} == {("passed", "ok")}
 
 
 def test_a_dispatched_run_serves_the_request_that_it_names(workshop: Workshop):

@@ -43,6 +43,7 @@ class Run:
             "GITHUB_SHA": self.commit,
             "GITHUB_REF": self.branch,
             "GITHUB_RUN_ID": "4711",
+            "KAKEYA_GITHUB_API": "none",  # the network is not asked
             "GITHUB_RUN_ATTEMPT": str(self.attempt),
             "GITHUB_OUTPUT": str(self.folder / f"{job}.output"),
             "GITHUB_STEP_SUMMARY": str(self.folder / f"{job}.md"),
