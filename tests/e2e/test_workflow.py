@@ -96,7 +96,7 @@ def test_a_run_without_a_result_is_answered_by_what_the_api_says(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", [4, pytest.param(20, marks=pytest.mark.exhaustive)])
 def test_requests_at_once_all_come_home(workshop: Workshop, number: int):
-    """Runs on one machine, of which none ends another; without a token."""
+    """On one machine, and without a token: no run ends another."""
     asked = [workshop.ask() for _ in range(number)]
 
     def push(place: int) -> Acted:
