@@ -67,7 +67,8 @@ class GitServer:
             return f"{self.host}: requests travel by a runner's daemon or by the workflow"
         if self.kind is ServerKind.FOLDER:
             return "a folder: requests travel by a runner's daemon"
-        name = "an unknown server" if self.kind is ServerKind.UNKNOWN else f"{self.kind} {self.version}"
+        is_known = self.kind is not ServerKind.UNKNOWN
+        name = f"{self.kind} {self.version}" if is_known else "neither github.com nor ghe.com"
         return (
             f"{self.host}, {name}: requests travel by a runner's daemon, those of workflows too (transport:"
             " embedded); mac-bridge.yaml brings no result back, because actions/upload-artifact refuses this"

@@ -76,7 +76,7 @@ ELSEWHERE = {
         "Forgejo 14.0.1+gitea-1.22.0",
     ),
     "GHES": ({"/api/v3/meta": {"installed_version": "3.19.2"}}, "GitHub Enterprise Server 3.19.2"),
-    "another": ({"/api/v1/version": ["1.26.0"]}, "an unknown server"),
+    "another": ({"/api/v1/version": ["1.26.0"]}, "neither github.com nor ghe.com"),
 }
 
 
@@ -111,7 +111,7 @@ def test_a_server_that_is_away_is_an_unknown_one(bus: BusFixture) -> None:
     remote = Remote(address, address, "hello")
     [found] = list(transports("runner", settings.load(), GitRepo(bus.repo.clone), remote, is_reachable=False))
     assert (found.name, found.level) == ("git server", Level.OK)
-    assert "an unknown server" in found.finding
+    assert "neither github.com nor ghe.com" in found.finding
 
 
 def test_githubs_runner_on_another_server_is_a_warning(bus: BusFixture, elsewhere: PageServer) -> None:

@@ -40,7 +40,9 @@ def test_artifacts_work_on_github_com_and_ghe_com(address: str, host: str):
 def test_other_hosts_are_shown_with_their_port(address: str, host: str):
     found = server_of(address, {})
     assert (found.kind, found.host) == (ServerKind.UNKNOWN, host)
-    assert found.summary.startswith(f"{host}, an unknown server: requests travel by a runner's daemon")
+    assert found.summary.startswith(
+        f"{host}, neither github.com nor ghe.com: requests travel by a runner's daemon"
+    )
 
 
 @pytest.mark.parametrize(
