@@ -27,6 +27,7 @@ from bridge.git.errors import summary
 from bridge.git.remote import for_git
 from bridge.git.repo import GitRepo
 from bridge.github.api import TOKEN_VARIABLES, GitHub, find_token, repository_of
+from bridge.github.servers import identify, server_of
 from bridge.mac import options, setup
 from bridge.presets import Preset
 from bridge.proc import find_program
@@ -44,8 +45,9 @@ MOST_PUSHES_PER_MINUTE = 6
 MOST_READS_PER_SECOND = 15
 _OBJECTS_PER_PUSH = 4  # commit, tree, file and signature of a heartbeat
 _TIMEOUT_S = 15.0
-_QUEUE = re.compile(r"^concurrency:\n(?:[ \t].*\n|\n|#.*\n)*?[ \t]+queue:[ \t]*max\b", re.MULTILINE)
-_NO_RUN = 0  # no run has this id, so asking to re-run it starts nothing
+_SERVER_TIMEOUT_S = 3.0
+_GROUP = re.compile(r"^[ \t]*concurrency[ \t]*:", re.MULTILINE)
+_NO_RUN = 0  # no run has this id, so asking to cancel it changes nothing
 # In a run for a fork the token of these events may write nothing, whatever the workflow says.
 _FOREIGN = ("pull_request", "pull_request_review", "pull_request_review_comment")
 _SETUP = "kakeya_mac runner setup"
@@ -129,17 +131,9 @@ def examine(
         named = named or (url if url and "/" in urlsplit(url).path.strip("/") else told.get("remote"))
         yield from _machine(settings, git, prefix, has_runner=has_runner)
     elif version.level is not Level.FAIL:
-        head = git.attempt("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-        bad = None if head.ok else "not inside a git repository that has a commit"
-        good, fix = f"HEAD is {head.stdout.decode()[:12]}", "change into a clone"
-        inside = _test("repository", git.directory, good, bad, fix, level=Level.FAIL)
-        yield inside
-        if role == "client":
-            places = "KAKEYA_SIGNING_KEY, config.toml, git config, SSH agent"
-            yield _check("request key", places, _signing_key, settings, git)
-        path = settings.trusted_runners
-        yield _check("trusted runners", path, _trusted_runners, path, role)
-        if inside.level is Level.FAIL:
+        inside = list(_checkout(role, settings, git))
+        yield from inside
+        if inside[0].level is Level.FAIL:
             return
     if version.level is Level.FAIL:
         return
@@ -149,7 +143,10 @@ def examine(
         # Of a machine that runs workflows it must be known whether strangers can propose them.
         level = Level.WARN if role == "runner" and not has_runner else Level.FAIL
         where = "--remote, KAKEYA_REMOTE, config.toml, setup, origin"
-        yield Check("remote", level, where, error.message, error.remedy or "name it with --remote")
+        finding, fix = error.message, error.remedy or "name it with --remote"
+        if role == "runner" and not named:  # which need not be asked in a clone
+            finding, fix = "no remote is named, so none was looked at", "name the one it serves with --remote"
+        yield Check("remote", level, where, finding, fix)
         return
     answer = _check("remote", remote.shown, _reachable, git, remote)
     yield answer
@@ -158,7 +155,27 @@ def examine(
         yield _check("push", f"git push --dry-run {remote.shown}", _pushing, git, remote)
     if is_reachable and role != "ci":
         yield from bus_load(settings, git, remote)
-    yield from github(role, settings, git, remote, allow_public=allow_public, is_reachable=is_reachable)
+    yield from transports(
+        role,
+        settings,
+        git,
+        remote,
+        has_runner=has_runner,
+        allow_public=allow_public,
+        is_reachable=is_reachable,
+    )
+
+
+def _checkout(role: str, settings: Settings, git: GitRepo) -> Iterator[Check]:
+    head = git.attempt("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    bad = None if head.ok else "not inside a git repository that has a commit"
+    good, fix = f"HEAD is {head.stdout.decode()[:12]}", "change into a clone"
+    yield _test("repository", git.directory, good, bad, fix, level=Level.FAIL)
+    if role == "client":
+        places = "KAKEYA_SIGNING_KEY, config.toml, git config, SSH agent"
+        yield _check("request key", places, _signing_key, settings, git)
+    path = settings.trusted_runners
+    yield _check("trusted runners", path, _trusted_runners, path, role)
 
 
 def _git(git: GitRepo) -> str:
@@ -260,24 +277,31 @@ def bus_load(settings: Settings, git: GitRepo, remote: Remote) -> Iterator[Check
         yield Check("server", Level.OK, remote.shown, finding, fix)
 
 
-def github(
+def transports(
     role: str,
     settings: Settings,
     git: GitRepo,
     remote: Remote,
     *,
-    allow_public: bool,
+    has_runner: bool = False,
+    allow_public: bool = False,
     is_reachable: bool = True,
 ) -> Iterator[Check]:
-    """How requests travel, and every check of a remote that is a repository of a GitHub server.
+    """How requests travel, and every check of a remote whose server brings results of workflows back.
 
-    Of one that git cannot read only the visibility is looked at.
+    `has_runner` says that GitHub's runner is installed here. Of a remote that git cannot read only the server
+    and the visibility are looked at.
     """
-    if is_reachable:
+    asked = settings.transport
+    yield _check("git server", remote.shown, _server, role, asked, remote, has_runner)
+    if is_reachable and role != "runner":
         # Without a transport, `run` in a job ends with the same message.
-        worst, asked = Level.FAIL if role == "ci" else Level.WARN, settings.transport
+        worst = Level.FAIL if role == "ci" else Level.WARN
         where = f"--transport {asked}, {remote.shown}"
         yield _check("transport", where, _transport, asked, git, remote, worst=worst)
+    has_artifacts = server_of(remote.address).has_artifacts
+    if not has_artifacts and asked != "actions":
+        return
     try:
         repository = repository_of(remote.address)
         token = None if repository is None else find_token()
@@ -289,9 +313,24 @@ def github(
     api = GitHub(repository, token, retries=0, timeout_s=_TIMEOUT_S)
     if is_reachable:
         yield from _workflow(git, remote)
-        yield _check("token", token.source if token else ", ".join(TOKEN_VARIABLES), _token, api)
-    args = (role, api, allow_public)
+        where = token.source if token else ", ".join(TOKEN_VARIABLES)
+        yield _check("token", where, _token, api, has_artifacts)
+    exposed = role != "runner" or has_runner  # else no workflow runs here
+    args = (role, api, allow_public, exposed)
     yield _check("repository visibility", repository.slug, _visibility, *args, worst=Level.WARN)
+
+
+def _server(role: str, asked: str, remote: Remote, has_runner: bool) -> str:
+    server = identify(remote.address, timeout_s=_SERVER_TIMEOUT_S)
+    if server.has_artifacts:
+        return server.summary
+    if role == "runner" and has_runner:
+        finding = f"{server.summary}; and GitHub's runner is installed here"
+        raise _Warning(finding, f"have it run the daemon: {_SETUP} --service serve --remote {remote.shown}")
+    if role != "runner" and asked == "actions":
+        fix = "ask with --transport auto; or give mac-bridge.yaml artifact actions of this server's own"
+        raise _Warning(f"{server.summary}; and the transport is set to actions", f"{fix} (docs/actions.md)")
+    return server.summary
 
 
 def _event() -> str:
@@ -311,7 +350,12 @@ def _event() -> str:
 def _transport(asked: str, git: GitRepo, remote: Remote) -> str:
     route = choose_route(asked, git, remote, git.resolve("HEAD"))
     by = {"daemon": "a runner's daemon takes it", "push": "its push starts a run", "dispatch": "dispatched"}
-    return f"{route.transport} ({by[route.start]}): {route.why}"
+    finding = f"{route.transport} ({by[route.start]}): {route.why}"
+    if route.warnings:
+        raise _Warning(
+            f"{finding}; {'; '.join(route.warnings)}", "see docs/actions.md, or ask with --transport embedded"
+        )
+    return finding
 
 
 def _workflow(git: GitRepo, remote: Remote) -> Iterator[Check]:
@@ -325,41 +369,47 @@ def _workflow(git: GitRepo, remote: Remote) -> Iterator[Check]:
         "there is none: requests are for a runner's daemon" if data is None else "the default branch has it"
     )
     yield Check("workflow", Level.OK, where, finding)
-    if data is not None:
-        lacking = (
-            "no `queue: max`: of three requests at once one is cancelled; a client that waits re-runs it"
+    if data is not None and _GROUP.search(data.decode("utf-8", "replace")):
+        finding = (
+            "it has a `concurrency` group: GitHub cancels waiting requests of a group, and their answers"
         )
-        bad = None if _QUEUE.search(data.decode("utf-8", "replace")) else lacking
-        fix = "add `queue: max` under concurrency (GitHub since May 2026), without cancel-in-progress"
-        yield _test("queue", where, "queue: max, so that no run evicts another", bad, fix)
+        fix = "update the file to this version's, which has none"
+        yield Check("concurrency", Level.WARN, where, finding, fix)
 
 
-def _token(api: GitHub) -> str:
+def _token(api: GitHub, is_probed: bool) -> str:
+    """What the token may do; `is_probed`: the server answers a write without permission as GitHub does."""
     slug = api.repository.slug
     needed = f"a token with actions: write and contents: write of {slug}"
     if api.token is None:
-        finding = "none: runs and their progress cannot be seen, and evicted runs are not re-run"
+        finding = "none: runs and their progress cannot be seen, and none can be cancelled or dispatched"
         raise _Warning(finding, f"set {TOKEN_VARIABLES[0]} to {needed}")
     api.runs(limit=1)
     permissions, lacks = api.facts().permissions, ""
     if permissions is not None and not permissions.get("push", False):
         lacks = "it may not push: no request can be made with it"
-    try:
-        api.rerun(_NO_RUN)
-    except ScopeMissing:
-        lacks = lacks or "it lacks actions: write, so it cannot start or cancel runs"
-    except (ApiConflict, ApiNotFound):
-        pass  # the token passed, and the run was not found
+    can_write = ""
+    if is_probed:
+        can_write = ", and may write actions"
+        try:
+            api.cancel(_NO_RUN)
+        except ScopeMissing:
+            lacks = lacks or "it lacks actions: write, so it cannot start or cancel runs"
+        except (ApiConflict, ApiNotFound):
+            pass  # the token passed, and the run was not found
     if lacks:
         raise _Warning(lacks, f"use {needed}")
-    return f"reads the runs of {slug}, and may write actions"
+    return f"reads the runs of {slug}{can_write}"
 
 
-def _visibility(role: str, api: GitHub, allow_public: bool) -> str:
-    """Whether strangers can see, and so fork and ask."""
-    facts = api.facts()
-    if facts.private or allow_public:
-        return "private" if facts.private else "public, as --allow-public says it is meant"
+def _visibility(role: str, api: GitHub, allow_public: bool, exposed: bool) -> str:
+    """Whether strangers can see, and so fork and ask; `exposed`: a runner of GitHub Actions may take that."""
+    if api.facts().private:
+        return "private"
+    if not exposed:
+        return "public: everybody reads requests, logs and results; a daemon takes only what is pushed"
+    if allow_public:
+        return "public, as --allow-public says it is meant"
     finding = "public: a self-hosted runner on a public repository runs what strangers propose"
     fix = "make it private; or allow no workflow of forks, and say --allow-public"
     raise (_Failure if role == "runner" else _Warning)(finding, fix)

@@ -153,7 +153,7 @@ def show(
                 click.echo(line)
             else:
                 terminal.console().print(line)
-        if note and not sys.stdout.isatty():  # a program reads it
+        if note and not terminal.is_interactive(sys.stdout):  # a program reads it
             click.echo(f"note: {terminal.NOTICE}", err=True)
     return int(document.get("exit_code", 0))
 

@@ -51,7 +51,8 @@ Examples:
 
 Flags: --url URL, --remote URL, --service actions|serve|both|none, --prefix DIR, --name NAME, --labels A,B,
 --token-file FILE, --runner-token TOKEN, --runner-version V, --runner-sha256 HEX, --sudo, --tailnet,
---dry-run, --json; `--help` explains each.
+--dry-run, --json; `--help` explains each. A --url of github.com or ghe.com installs GitHub's runner, one of
+another server the daemon.
 
 JSON: command, dry_run, ready, changed, steps [{{name, state (done, to do, advice, missing), looked_at,
 finding, fix, done, would (of a dry run)}}], exit_code.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Literal
@@ -17,6 +17,7 @@ from bridge.client.signing_key import choose
 from bridge.errors import ApiError, ApiFault, BusError, ParameterError, PushRejected, RevisionError
 from bridge.git.repo import GitRepo
 from bridge.github.api import GitHub, find_token, repository_of
+from bridge.github.servers import ServerKind, server_of
 from bridge.presets import Preset
 from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest, ParamValue, parse
@@ -25,6 +26,7 @@ from bridge.settings import Settings
 _DIRTY_TIMEOUT_S = 2.0
 _MAX_FILE = 256 * 1024
 _EMBEDDED = "--transport embedded leaves the request to a runner's daemon"
+_ARTIFACTS = "the workflow's artifact actions work on github.com and ghe.com alone"
 
 
 @dataclass(frozen=True)
@@ -152,15 +154,32 @@ def choose_route(
 ) -> Route:
     """How a request for a workload, which `git` has, gets to a runner; `asked` may be ``auto``.
 
-    A runner's daemon fetches it (``embedded``), or a workflow run takes it. A push starts the file of the
-    pushed commit, so that one must be the default branch's, which is the reviewed one; a dispatch starts the
-    default branch's and needs a token. Inside a workflow only a dispatch starts runs.
+    A runner's daemon fetches it (``embedded``), or a workflow run takes it, which can bring a result back on
+    github.com and ghe.com alone. Elsewhere ``actions`` needs artifact actions of the site's own.
     """
     if asked == "embedded":
         return Route("embedded", "it was asked for")
+    server = server_of(remote.address, environ)
+    if not server.has_artifacts:
+        if asked == "auto":
+            where = "a folder" if server.kind is ServerKind.FOLDER else f"on {server.host}"
+            return Route("embedded", f"{_ARTIFACTS}, and the remote is {where}")
+        said = f"{_ARTIFACTS}: without others in mac-bridge.yaml no result comes back (docs/actions.md)"
+        route = _workflow_route(asked, git, remote, workload, environ)
+        return replace(route, warnings=(said, *route.warnings))
+    return _workflow_route(asked, git, remote, workload, environ)
+
+
+def _workflow_route(
+    asked: str, git: GitRepo, remote: Remote, workload: str, environ: Mapping[str, str]
+) -> Route:
+    """Have a workflow run take the request, unless `auto` finds no workflow.
+
+    A push starts the file of the pushed commit, so that one must be the default branch's, which is the
+    reviewed one; a dispatch starts the default branch's and needs a token. Inside a workflow only a dispatch
+    starts runs.
+    """
     repository = repository_of(remote.address, environ)
-    if repository is None and asked == "auto":
-        return Route("embedded", "the remote is on no GitHub server that is known here")
     token = None if repository is None else find_token(environ)
     github = None if repository is None or token is None else GitHub(repository, token)
     inside = repository is not None and environ.get("GITHUB_ACTIONS") == "true"

@@ -13,20 +13,20 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from bridge import __version__, errors
 from bridge.bus.requests import WORKFLOW_NAME
 from bridge.errors import ApiConflict, ApiError, ApiFault
+from bridge.github import servers
 from bridge.protocol import refs
 from bridge.protocol.sanitize import clean_line
 
 if TYPE_CHECKING:
     import requests  # takes 0.2 s, so commands that need no API do not load it
 
-HOST = "github.com"
 API = "https://api.github.com"
 TOKEN_VARIABLES = ("KAKEYA_GITHUB_TOKEN", "GITHUB_TOKEN", "GH_TOKEN")
 MAC_JOB = "run"  # its name in mac-bridge.yaml
@@ -81,7 +81,7 @@ class Token:
 def repository_of(address: str, environ: Mapping[str, str] | None = None) -> Repository | None:
     """The repository that a remote's address means; None: it is on no known GitHub server.
 
-    Known are ``github.com``, the server of the workflow this runs in (``GITHUB_SERVER_URL``,
+    Known are ``github.com``, ``ghe.com``, the server of the workflow this runs in (``GITHUB_SERVER_URL``,
     ``GITHUB_API_URL``), and, where ``KAKEYA_GITHUB_API`` names an API, the remote's own host.
     """
     environ = os.environ if environ is None else environ
@@ -91,13 +91,11 @@ def repository_of(address: str, environ: Mapping[str, str] | None = None) -> Rep
     if not (api and slug):  # else the remote is a mirror of that repository, or a folder on this machine
         if refs.is_local(address):
             return None
-        host, _, slug = refs.audience_of(address).partition("/")
-        server = host.partition(":")[0]
-        if api or server in (HOST, f"www.{HOST}", f"ssh.{HOST}"):  # the last where networks block SSH
-            api = api or API
-        elif ours and server == (urlsplit(ours).hostname or "").lower():
+        slug = refs.audience_of(address).partition("/")[2]
+        api = api or servers.public_api(address) or ""
+        if not api and ours and servers.is_on(address, ours):
             api = environ.get("GITHUB_API_URL") or f"{ours}/api/v3"
-        else:
+        if not api:
             return None
     if not _SAFE_API.fullmatch(api):
         raise ApiError(
@@ -128,7 +126,7 @@ def with_token(address: str, environ: Mapping[str, str]) -> str:
     The token is added only when the address is on the server that issued it and names no user.
     """
     token = environ.get("KAKEYA_GITHUB_TOKEN")
-    server = (environ.get("GITHUB_SERVER_URL") or f"https://{HOST}").rstrip("/")
+    server = (environ.get("GITHUB_SERVER_URL") or f"https://{servers.HOST}").rstrip("/")
     own = re.match(r"https?://[^/@]+(?=/)", address)
     if not token or own is None or own[0].lower() != server.lower():
         return address

@@ -15,6 +15,7 @@ from typing import Any
 
 import bridge
 from bridge.errors import BridgeError
+from bridge.github.servers import server_of
 
 PREFIX = "kakeya-mac"  # in the home folder
 OPTIONS_FILE = "setup.json"  # in the prefix, as everything below
@@ -34,7 +35,7 @@ _SYSTEM_PATH = "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _EXAMPLE = "https://github.com/OWNER/NAME"
 _STORED = ("url", "remote", "name", "labels", "service", "runner_version", "runner_sha256", "tailnet")
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_PAGE = re.compile(rf"https://[A-Za-z0-9.:-]+/{_NAME}(/{_NAME})?")
+_PAGE = re.compile(rf"https?://[A-Za-z0-9.:-]+/{_NAME}(/{_NAME})?")
 _CREDENTIALS = re.compile(r"https?://[^/?#\s]*@|://[^/?#@:\s]*:(?![0-9]+(?:[/?#]|$))\S*@", re.IGNORECASE)
 _EPILOG = f"""examples:
   scripts/setup_mac.sh --url https://github.com/me/workload --sudo
@@ -68,8 +69,9 @@ class SetupOptions:
         self.remote: str | None = given.get("remote")
         page = _PAGE.fullmatch(self.url or "")
         self.bus = self.remote or (self.url if page and page[1] else None)  # the daemon's git remote
-        default = "actions" if self.url else "serve" if self.remote else "none"
-        self.service: str = given.get("service", default)
+        self.server = server_of(self.url or self.remote or ".", {})
+        by_address = "actions" if self.url and self.server.has_artifacts else "serve"
+        self.service: str = given.get("service", by_address if self.url or self.remote else "none")
         self.is_actions = self.service in ("actions", "both")  # GitHub's runner is to run
         self.is_serving = self.service in ("serve", "both")  # our daemon is to run
         host = re.sub(r"[^A-Za-z0-9._-]+", "-", platform.node().partition(".")[0])
@@ -95,6 +97,9 @@ class SetupOptions:
         self.state_dir = bridge.state_dir({**os.environ, **self.folders})
         for message, remedy in _objections(self):
             raise SetupUsage(message, remedy)
+        if flags.labels and not self.is_actions:
+            message = f"--labels is for GitHub's runner, which --service {self.service} does not install"
+            raise SetupUsage(message, "leave it out: the daemon's labels are in policy.toml")
 
     def read_token(self) -> str:
         """The token that registers or removes GitHub's runner."""
@@ -162,12 +167,14 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("command", nargs="?", choices=("setup", "check", "uninstall"), default="setup", help="default: setup")
-    add("--url", "--repo-url", metavar="URL", help="repository or organisation whose workflows run here")
+    add("--url", "--repo-url", metavar="URL", help="repository or organisation that this Mac is for")
     add("--remote", metavar="URL", help="git remote that the daemon serves (default: --url)")
-    add("--service", choices=SERVICES, help="what launchd keeps running (default: actions with --url)")
+    kept = "what launchd keeps running: GitHub's runner (actions), our daemon (serve), both, or none"
+    default = "actions for a --url of github.com or ghe.com, else serve"
+    add("--service", choices=SERVICES, help=f"{kept} (default: {default})")
     add("--prefix", metavar="DIR", help=f"folder for everything (default: ~/{PREFIX})")
     add("--name", metavar="NAME", help="the runner's name (default: the host's)")
-    labels = f"labels that workflows ask for (default: {','.join(LABELS)})"
+    labels = f"labels of GitHub's runner (default: {','.join(LABELS)})"
     add("--labels", metavar="A,B", type=lambda text: text.split(","), help=labels)
     add("--token-file", type=Path, metavar="FILE", help="holds a registration token of GitHub")
     add("--runner-token", metavar="TOKEN", help="such a token, but other accounts can read command lines")

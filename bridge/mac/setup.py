@@ -46,7 +46,11 @@ Removed. Left: models (%s), policy (%s), state with the key that signs results (
 filter (~/.gitconfig), power settings (pmset), tailscale, the daemon's SSH key, and results on the remote."""
 _KEY_FIX = """make a key: ssh-keygen -t ed25519 -N '' -f ~/.ssh/kakeya-mac; give kakeya-mac.pub write access \
 on the server (GitHub: the repository's Settings, Deploy keys); have the daemon's ssh use it, and \
-know the server: printf 'Host {0}\\n  IdentityFile ~/.ssh/kakeya-mac\\n' >> ~/.ssh/config; ssh -T git@{0}"""
+know the server: printf 'Host {host}\\n  IdentityFile ~/.ssh/kakeya-mac\\n' >> ~/.ssh/config; \
+ssh {port}-T {user}@{host}"""
+_SSH = re.compile(  # ssh://user@host:port/path, or user@host:path
+    r"(?P<url>ssh://)?(?:(?P<user>[^@/:]+)@)?(?P<host>[^/:@]+)(?::(?P<port>[0-9]+)(?=/))?(?(url)/|:)"
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -105,6 +109,8 @@ def setup_steps(options: SetupOptions) -> Iterator[mac.Step]:
     kept = {"environment", "options", *(f"service {label}" for label in labels)}
     yield "machine", partial(_machine, options)
     yield "options", partial(mac.have_files, {options.prefix / OPTIONS_FILE: options.stored()})
+    if options.server.host and not options.server.has_artifacts:
+        yield "git server", partial(_git_server, options)
     yield "environment", partial(_environment, options)
     yield "git-lfs", _git_lfs
     yield "models", partial(_models, options.models)
@@ -128,7 +134,7 @@ def setup_steps(options: SetupOptions) -> Iterator[mac.Step]:
         yield f"service file {label}", partial(mac.have_files, files, logs)
         yield f"service {label}", partial(_service, options, label)
     if not labels:
-        fix = "--url URL for workflows of GitHub, --remote URL for the daemon; or start it by hand"
+        fix = "--url URL for workflows of github.com, --remote URL for the daemon; or start it by hand"
         yield "service", partial(mac.advice, "--service none", "nothing is kept running", fix)
     yield "power", partial(_power, options)
     if options.tailnet:
@@ -179,6 +185,14 @@ def _is_shared(folder: Path) -> bool:
     status = folder.stat()
     may_write = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
     return bool(may_write) or status.st_uid not in (0, os.getuid())
+
+
+def _git_server(options: SetupOptions) -> mac.StepReport:
+    where, server = options.url or options.remote or "", options.server
+    if not options.is_actions:
+        return mac.done(where, server.summary)
+    finding = f"{server.summary}; GitHub's runner registers with GitHub's servers alone"
+    return mac.advice(where, finding, f"--service serve --remote {options.bus or 'URL'}: the daemon")
 
 
 def _environment(options: SetupOptions) -> mac.StepReport:
@@ -330,9 +344,17 @@ def _remote_access(options: SetupOptions) -> mac.StepReport:
         ended = run(["git", "push", "-q", "--dry-run", str(options.bus), f"{blob}:refs/mac-bridge/setup"])
     if ended.ok:
         return mac.done(where, "the daemon may push")
-    ssh = re.match(r"(?:ssh://(?:[^@/]+@)?|[^@/:]+@)([^/:]+)", options.bus or "")
-    fix = _KEY_FIX.format(ssh[1]) if ssh else "set up a credential helper, or give an SSH address as --remote"
+    fix = _key_fix(options.bus or "") or "set up a credential helper, or give an SSH address as --remote"
     return mac.missing(where, mac.last_words(ended) or f"git push ended with {ended.exit_code}", fix)
+
+
+def _key_fix(remote: str) -> str | None:
+    """What to type so that the daemon's ssh has a key for the remote; None: it is no SSH address."""
+    ssh = _SSH.match(remote)
+    if ssh is None or not (ssh["url"] or ssh["user"]):
+        return None
+    port = f"-p {ssh['port']} " if ssh["port"] else ""
+    return _KEY_FIX.format(host=ssh["host"], user=ssh["user"] or "git", port=port)
 
 
 def staged(prefix: Path, label: str) -> Path:

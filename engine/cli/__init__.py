@@ -3,12 +3,14 @@
 Exit codes: 0 done; 1 the work could not be completed; 2 bad usage or input; 70 our own bug; 130 interrupted.
 """
 
+import os
 import sys
 from importlib import import_module
 
 import click
 
 from engine.cli.output import give_up_output, guarded_output
+from engine.cli.terminal import is_ci
 from engine.errors import EngineError, InputError
 
 # What a client-only installation leaves out.
@@ -70,6 +72,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; every failure becomes one line on stderr and a code."""
+    if is_ci():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when that is imported
     try:
         with guarded_output():
             group.main(arguments, prog_name="kakeya_engine", standalone_mode=False)

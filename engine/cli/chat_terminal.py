@@ -19,6 +19,7 @@ from typing import Any, Literal
 import click
 
 from engine.chat import Conversation, DoesNotFit, Told, Transcript, Turn
+from engine.cli.terminal import is_ci, is_interactive
 from engine.errors import ConfigurationError, GenerationError, InputError, PromptError
 from engine.server.parsing import ParsedText
 from engine.server.sequence import PrefillProgress
@@ -55,7 +56,7 @@ class InputLines:
         if stream is None:
             raise ConfigurationError("standard input is closed; give a file or a pipe, or /dev/null")
         self.terminal = bool(stream.isatty())
-        self._editing = self.terminal and not quiet and sys.stdout.isatty()
+        self._editing = self.terminal and not quiet and is_interactive(sys.stdout)
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")  # `next` says which bytes are no text
         self._pastes_whole = self._editing and _prepare_editor()
@@ -117,9 +118,9 @@ class Screen:
     def __init__(self, *, as_json: bool, stats: bool) -> None:
         """``as_json``: turns are JSON lines; ``stats``: a line of figures follows each."""
         self._as_json, self._stats = as_json, stats
-        self._plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-        self._reasoning = sys.stdout.isatty()
-        self._lively = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._plain = is_ci() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+        self._reasoning = is_interactive(sys.stdout)
+        self._lively = is_interactive(sys.stderr) and os.environ.get("TERM") != "dumb"
         self._shown = ""  # the part of this answer that was shown last
         self._open: Literal["", "answer", "status"] = ""  # line without its end, on stdout or stderr
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
+from engine.cli.terminal import console, is_interactive
+
 Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
 EVERY_S = 0.5
 
@@ -15,7 +17,7 @@ EVERY_S = 0.5
 @contextmanager
 def shown_progress(after: float = 0.0) -> Iterator[Progress]:
     """A function that shows progress while the block lasts; as lines from ``after`` seconds on."""
-    if not sys.stderr.isatty():
+    if not is_interactive(sys.stderr):
         since, last = monotonic(), float("-inf")
 
         def line(done: int, total: int, phase: str, detail: str) -> None:
@@ -29,10 +31,9 @@ def shown_progress(after: float = 0.0) -> Iterator[Progress]:
         return
 
     from rich import progress as rich
-    from rich.console import Console
 
     columns = ("{task.description}", rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with rich.Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total, phase, detail: bar.update(
             task, completed=done, total=total, description=f"{phase} {detail}"

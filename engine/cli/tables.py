@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from engine.cli.terminal import console
 from evidence_format.claims import SPEED_CLAIMS
 from evidence_format.model import OtherLoad, quotient
 
@@ -41,11 +41,11 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]
         table.add_column(name.lstrip("<|"), justify=justify, overflow="fold", no_wrap=name.startswith("|"))
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console().print(table)
 
 
 def print_line(text: str) -> None:
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _cell(value: Any, form: str = "", missing: str = "-") -> str:

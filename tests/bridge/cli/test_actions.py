@@ -29,9 +29,10 @@ ASK = ("--preset", "probe", "--json")
 
 @pytest.fixture
 def server(bus: BusFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServer]:
+    bus.put_on_github(monkeypatch)
     with github_server() as started:
-        for name, value in started.environ.items():
-            monkeypatch.setenv(name, value)
+        for name in ("KAKEYA_GITHUB_API", "KAKEYA_GITHUB_TOKEN"):
+            monkeypatch.setenv(name, started.environ[name])
         yield started
 
 

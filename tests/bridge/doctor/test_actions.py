@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from bridge import settings
 from bridge.bus.requests import WORKFLOW_PATH
 from bridge.client.remotes import Remote
-from bridge.doctor import Check, Level, examine, github
+from bridge.doctor import Check, Level, examine, transports
 from bridge.git.repo import GitRepo
 from tests.fixtures.bus import BusFixture
 from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
+from tests.servers.pages import PageServer, page_server
+from tests.servers.processes import free_port
 
-SHIPPED = Path(__file__).resolve().parents[3] / WORKFLOW_PATH
+FILE = b"on: push\njobs: {}\n"
 
 
 @pytest.fixture
 def server(bus: BusFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServer]:
+    bus.put_on_github(monkeypatch)
     with github_server() as started:
-        for name, value in started.environ.items():
-            monkeypatch.setenv(name, value)
+        for name in ("KAKEYA_GITHUB_API", "KAKEYA_GITHUB_TOKEN"):
+            monkeypatch.setenv(name, started.environ[name])
         yield started
 
 
-def checks(bus: BusFixture, *, role: str = "client", allow_public: bool = False) -> dict[str, Check]:
-    remote = Remote(bus.remote, bus.remote, "hello")
-    git = GitRepo(bus.repo.clone)
-    found = list(github(role, settings.load(), git, remote, allow_public=allow_public))
+def checks(
+    bus: BusFixture,
+    *,
+    role: str = "client",
+    address: str = "",
+    allow_public: bool = False,
+    has_runner: bool = False,
+) -> dict[str, Check]:
+    address = address or os.environ.get("KAKEYA_REMOTE", bus.remote)
+    flags = {"has_runner": has_runner, "allow_public": allow_public}
+    remote = Remote(address, address, "hello")
+    found = list(transports(role, settings.load(), GitRepo(bus.repo.clone), remote, **flags))
     assert all(check.looked_at and check.finding for check in found)
     assert all(check.fix for check in found if check.level is not Level.OK)
     assert TOKEN not in repr(found)
@@ -41,34 +52,111 @@ def on_main(bus: BusFixture, text: bytes) -> None:
 
 
 def test_all_is_well(bus: BusFixture, server: GitHubServer) -> None:
-    on_main(bus, SHIPPED.read_bytes())
+    on_main(bus, FILE)
     found = checks(bus)
     assert {check.level for check in found.values()} == {Level.OK}, found
-    assert set(found) == {"transport", "workflow", "queue", "token", "repository visibility"}
+    assert set(found) == {"git server", "transport", "workflow", "token", "repository visibility"}
+    assert found["git server"].finding.startswith("github.com: ")
     assert found["transport"].finding.startswith("actions (its push starts a run)")
 
 
-def test_a_remote_of_no_github_server_is_asked_for_nothing_more(bus: BusFixture) -> None:
-    assert set(checks(bus)) == {"transport"}
+def test_a_folder_is_asked_for_nothing_more(bus: BusFixture) -> None:
+    found = checks(bus)
+    assert set(found) == {"git server", "transport"}
+    assert {check.level for check in found.values()} == {Level.OK}, found
 
 
-@pytest.mark.sampled(2, 1)
+ELSEWHERE = {
+    "Gitea": ({"/api/v1/version": {"version": "1.26.0"}}, "Gitea 1.26.0"),
+    "Forgejo": (
+        {
+            "/api/v1/version": {"version": "14.0.1+gitea-1.22.0"},
+            "/api/forgejo/v1/version": {"version": "14.0.1+gitea-1.22.0"},
+        },
+        "Forgejo 14.0.1+gitea-1.22.0",
+    ),
+    "GHES": ({"/api/v3/meta": {"installed_version": "3.19.2"}}, "GitHub Enterprise Server 3.19.2"),
+    "another": ({"/api/v1/version": ["1.26.0"]}, "neither github.com nor ghe.com"),
+}
+
+
+@pytest.fixture
+def elsewhere(bus: BusFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
+    """A server with the remote at ``/team/workload``, for git by its user's own rule."""
+    with page_server() as started:
+        for name, value in {
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": f"url.{bus.remote}.insteadOf",
+            "GIT_CONFIG_VALUE_0": f"{started.url}/team/workload",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield started
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_another_server_is_named_with_what_works(bus: BusFixture, elsewhere: PageServer, name: str) -> None:
+    elsewhere.pages, said = ELSEWHERE[name]
+    address = f"{elsewhere.url}/team/workload"
+    on_main(bus, FILE)
+    found = checks(bus, address=address)
+    assert set(found) == {"git server", "transport"}, "what needs artifacts is not looked at"
+    assert {check.level for check in found.values()} == {Level.OK}, found
+    assert found["git server"].finding.startswith(f"{elsewhere.url.partition('//')[2]}, {said}: ")
+    assert found["transport"].finding.startswith("embedded (a runner's daemon takes it)")
+    assert all("authorization" not in headers for _, headers in elsewhere.asked)
+
+
+def test_a_server_that_is_away_is_an_unknown_one(bus: BusFixture) -> None:
+    address = f"http://127.0.0.1:{free_port()}/team/workload"
+    remote = Remote(address, address, "hello")
+    [found] = list(transports("runner", settings.load(), GitRepo(bus.repo.clone), remote, is_reachable=False))
+    assert (found.name, found.level) == ("git server", Level.OK)
+    assert "neither github.com nor ghe.com" in found.finding
+
+
+def test_githubs_runner_on_another_server_is_a_warning(bus: BusFixture, elsewhere: PageServer) -> None:
+    elsewhere.pages = ELSEWHERE["Gitea"][0]
+    address = f"{elsewhere.url}/team/workload"
+    found = checks(bus, role="runner", address=address, has_runner=True)["git server"]
+    assert found.level is Level.WARN
+    assert found.fix.endswith(f"--service serve --remote {address}")
+    assert checks(bus, role="runner", address=address)["git server"].level is Level.OK
+
+
+def test_actions_on_gitea_is_a_warning_and_no_write_is_tried(
+    bus: BusFixture, elsewhere: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"private": True, "default_branch": "main", "permissions": {"push": True}}
+    root = "/api/v1/repos/team/workload"
+    listed = ("actions/runs", "actions/workflows/mac-bridge.yaml/runs")
+    runs = {f"{root}/{path}": {"workflow_runs": []} for path in listed}
+    elsewhere.pages = {**ELSEWHERE["Gitea"][0], root: facts, **runs}
+    monkeypatch.setenv("KAKEYA_TRANSPORT", "actions")
+    monkeypatch.setenv("KAKEYA_GITHUB_API", f"{elsewhere.url}/api/v1")
+    monkeypatch.setenv("KAKEYA_GITHUB_TOKEN", TOKEN)
+    on_main(bus, FILE)
+    found = checks(bus, address=f"{elsewhere.url}/team/workload")
+    assert {name for name, check in found.items() if check.level is Level.WARN} == {"git server", "transport"}
+    assert found["token"].finding == "reads the runs of team/workload"
+    assert {method for method, _ in elsewhere.asked} == {"GET"}
+
+
 @pytest.mark.parametrize(
-    ("text", "level"),
+    ("text", "warns"),
     [
-        (b"on: push\nconcurrency:\n  group: a\n", Level.WARN),
-        (b"on: push\nconcurrency: a\njobs:\n  x:\n    queue: max\n", Level.WARN),
-        (b"on: push\nconcurrency:\n  group: a\n  # queue: max\n", Level.WARN),
-        (b"on: push\nconcurrency:\n  # why\n  group: a\n  queue: max # yes\n", Level.OK),
+        (b"on: push\nconcurrency:\n  group: a\n  queue: max\n", True),
+        (b"on: push\njobs:\n  run:\n    concurrency: a\n", True),
+        (b"on: push\n# concurrency: none\njobs: {}\n", False),
     ],
-    ids=["missing", "elsewhere", "a comment", "there"],
+    ids=["of the file", "of a job", "a comment"],
 )
-def test_a_queue_that_evicts_is_a_warning(
-    bus: BusFixture, server: GitHubServer, text: bytes, level: Level
+def test_a_concurrency_group_that_evicts_is_a_warning(
+    bus: BusFixture, server: GitHubServer, text: bytes, warns: bool
 ) -> None:
     on_main(bus, text)
     found = checks(bus)
-    assert found["queue"].level is level
+    assert ("concurrency" in found) is warns
+    assert not warns or "update the file" in found["concurrency"].fix
     assert found["workflow"].level is Level.OK
 
 
@@ -77,8 +165,14 @@ def test_public_repository_warns_the_client_and_refuses_the_runner(
 ) -> None:
     server.private = False
     assert checks(bus)["repository visibility"].level is Level.WARN
-    assert checks(bus, role="runner")["repository visibility"].level is Level.FAIL
-    assert checks(bus, role="runner", allow_public=True)["repository visibility"].level is Level.OK
+
+    def of_a_runner(**flags: bool) -> Check:
+        return checks(bus, role="runner", **flags)["repository visibility"]
+
+    assert of_a_runner(has_runner=True).level is Level.FAIL
+    assert of_a_runner(has_runner=True, allow_public=True).level is Level.OK
+    assert (found := of_a_runner()).level is Level.OK
+    assert found.finding.startswith("public: everybody reads"), "of a daemon alone"
 
 
 def test_without_a_token_it_says_what_cannot_be_seen(
@@ -122,7 +216,7 @@ def test_a_token_that_is_refused_is_a_failure_with_the_servers_reason(
 def test_a_workflows_job_is_told_about_its_event_and_its_token(
     bus: BusFixture, server: GitHubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_main(bus, SHIPPED.read_bytes())
+    on_main(bus, FILE)
 
     def examined(**environ: str) -> dict[str, Check]:
         for name, value in environ.items():

@@ -74,10 +74,9 @@ def test_a_job_whose_only_way_needs_a_token_it_lacks_cannot_ask(
     job: BusFixture, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.point("refs/heads/main", job.commit("main", {WORKFLOW_PATH: SHIPPED.read_bytes()}))
+    job.put_on_github(monkeypatch)
     with github_server() as server:
-        for name, value in server.environ.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.delenv("KAKEYA_GITHUB_TOKEN")
+        monkeypatch.setenv("KAKEYA_GITHUB_API", server.api)
         done = examined(capsys)
     assert done.code == 6, done.out
     assert "FAIL  transport" in done.out

@@ -98,6 +98,27 @@ def test_outside_of_a_clone_a_public_repository_is_still_a_failure(
     assert (found.level, "public" in found.finding) == (Level.FAIL, True)
 
 
+@pytest.mark.parametrize("named", ["nowhere", "by setup", "by config.toml", "by a flag"])
+def test_a_runner_need_not_be_asked_in_a_clone(
+    runner: RunnerFixture, bus: BusFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    if named == "by setup":
+        (tmp_path / OPTIONS_FILE).write_text(json.dumps({"remote": bus.remote}))
+    elif named == "by config.toml":
+        runner.config.mkdir()
+        (runner.config / "config.toml").write_text(f'remote = "{bus.remote}"\n')
+    own = settings.load(remote=bus.remote if named == "by a flag" else None)
+    found = {each.name: each for each in doctor.examine("runner", own, Path.cwd(), prefix=tmp_path)}
+    assert found["remote"].level is (Level.WARN if named == "nowhere" else Level.OK), found["remote"]
+    assert ("git server" in found) == ("load" in found) == (named != "nowhere")
+    said = " ".join(f"{check.finding} {check.fix}" for check in found.values())
+    assert "git repository" not in said
+    assert "checkout" not in said
+
+
 def test_the_folders_that_setup_was_told_are_looked_at(
     runner: RunnerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

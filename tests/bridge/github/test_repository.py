@@ -55,6 +55,27 @@ def test_the_server_of_the_workflow_is_known():
     assert plain == found
 
 
+@pytest.mark.parametrize("address", ["https://acme.ghe.com/octo/hello", "acme@acme.ghe.com:octo/hello.git"])
+def test_a_tenant_of_ghe_com_has_an_api_of_its_own(address: str):
+    assert repository_of(address, {}) == Repository("octo/hello", "https://api.acme.ghe.com")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_known"),
+    [
+        ("http://127.0.0.1:3000/octo/hello", True),
+        ("http://127.0.0.1:3001/octo/hello", False),
+        ("https://127.0.0.1:3000/octo/hello", False),
+        ("http://127.0.0.1/octo/hello", False),
+        ("ssh://git@127.0.0.1:2222/octo/hello", True),
+        ("git@127.0.0.1:octo/hello", True),
+    ],
+)
+def test_another_port_is_another_server(address: str, is_known: bool):
+    found = repository_of(address, {"GITHUB_SERVER_URL": "http://127.0.0.1:3000"})
+    assert found == (Repository("octo/hello", "http://127.0.0.1:3000/api/v3") if is_known else None)
+
+
 def test_a_named_api_is_that_of_the_remotes_host():
     found = repository_of(
         "git@git.corp.example:octo/hello.git", {"KAKEYA_GITHUB_API": "https://api.corp.example/"}

@@ -27,6 +27,23 @@ def test_account_without_a_key_is_told_how_to_make_one(private: Mac) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("remote", "said"),
+    [
+        ("ssh://forgejo@git.example.org:2222/me/x", "ssh -p 2222 -T forgejo@git.example.org"),
+        ("ssh://git.example.org/me/x", "ssh -T git@git.example.org"),
+        ("git@git.example.org:2222/x", "ssh -T git@git.example.org"),
+    ],
+    ids=["a port", "no user", "a folder that looks like a port"],
+)
+def test_the_key_is_tried_with_the_user_and_port_of_the_remote(private: Mac, remote: str, said: str) -> None:
+    flags = ("--service", "serve", "--remote", remote, "--name", "studio")
+    step = private.step(private.run(*flags, "--sudo", "--json"), "remote access")
+    assert step["fix"].endswith(said)
+    assert "Host git.example.org\\n" in step["fix"]
+
+
+@pytest.mark.slow
 def test_remote_over_https_needs_a_credential_helper(mac: Mac) -> None:
     other = {
         "GIT_CONFIG_COUNT": "1",

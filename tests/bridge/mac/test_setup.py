@@ -115,6 +115,35 @@ def test_a_dry_run_on_linux_needs_no_flag_and_no_mac(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+ELSEWHERE = "http://127.0.0.1:3333/team/x"
+
+
+@pytest.mark.parametrize(
+    ("flags", "state", "service"),
+    [
+        (("--url", ELSEWHERE), "done", SERVE_LABEL),
+        (("--remote", "ssh://git@git.example.org:2222/team/x"), "done", SERVE_LABEL),
+        (("--url", ELSEWHERE, "--service", "actions"), "advice", ACTIONS_LABEL),
+        (("--url", "https://acme.ghe.com/team/x"), None, ACTIONS_LABEL),
+    ],
+    ids=["a page", "a remote", "asked for all the same", "ghe.com"],
+)
+def test_other_servers_get_the_daemon(
+    mac: Mac, flags: tuple[str, ...], state: str | None, service: str
+) -> None:
+    done = mac.run("--dry-run", "--json", *flags)
+    assert done.code == 0, done.err
+    steps = {step["name"]: step for step in done.json["steps"]}
+    assert [name for name in steps if name.startswith("service file")] == [f"service file {service}"]
+    server = steps.get("git server", {"state": None})
+    assert server["state"] == state
+    if state is not None:
+        assert server["looked_at"] == flags[1], "with its scheme and port"
+        assert "requests travel by a runner's daemon" in server["finding"]
+    if state == "advice":
+        assert server["fix"] == f"--service serve --remote {ELSEWHERE}: the daemon"
+
+
 @pytest.mark.slow
 def test_dry_run_ends_quietly_if_its_reader_goes_away(mac: Mac) -> None:
     argv = ["sh", "-c", f"sh '{SCRIPT}' --dry-run | head -n 1"]
@@ -225,6 +254,8 @@ USAGE = {
     "the checkout": (("--prefix", str(ROOT / "env"), "--remote", "https://example.org/a"), f"lies in {ROOT}"),
     "an unknown flag": (("--frobnicate",), "unrecognized arguments"),
     "a label": (("--labels", "a;b"), "--labels: 'a;b' is malformed"),
+    "labels for a daemon": (("--remote", "https://example.org/a", "--labels", "a"), "GitHub's runner, which"),
+    "an organisation elsewhere": (("--url", "http://gitea.lan:3000/team"), "--service serve needs --remote"),
 }
 
 

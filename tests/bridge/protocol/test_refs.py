@@ -66,3 +66,17 @@ def test_folder_is_its_real_path_and_a_port_another_remote(tmp_path: Path):
     (tmp_path / "link.git").symlink_to(tmp_path / "real.git")
     assert refs.audience_of(str(tmp_path / "link.git")) == refs.audience_of(f"file://{tmp_path}/real.git")
     assert refs.audience_of("ssh://example.org:2222/r") != refs.audience_of("ssh://example.org/r")
+
+
+@pytest.mark.parametrize(
+    ("address", "audience"),
+    [
+        ("http://127.0.0.1:3333/team/x", "127.0.0.1:3333/team/x"),
+        ("https://example.org:8443/team/x.git", "example.org:8443/team/x"),
+        ("ssh://git@example.org:2222/team/x", "example.org:2222/team/x"),
+        ("git@example.org:team/x.git", "example.org/team/x"),
+    ],
+)
+def test_the_spelling_of_a_remote_keeps_its_port(address: str, audience: str):
+    """Manifests of every version name a remote so."""
+    assert refs.audience_of(address) == audience

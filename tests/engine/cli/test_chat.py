@@ -26,6 +26,7 @@ from engine.server.sequence import PrefillProgress
 from engine.target.loading import SHIPPED_TARGET
 from tests.engine.registry.registries import write
 from tests.engine.server.test_external import open_small
+from tests.fixtures.terminal import CI_VARIABLES, without_ci
 
 ROOT = Path(__file__).resolve().parents[3]
 LIST = "Make a numbered list of: table, window, river."
@@ -263,11 +264,15 @@ def test_reasoning_is_dimmed_on_a_terminal_and_left_out_elsewhere(monkeypatch: p
         screen.say("done")
         return sys.stdout.getvalue() + "|" + sys.stderr.getvalue()  # type: ignore[attr-defined]
 
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in (*CI_VARIABLES, "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     dimmed = "\x1b[2mSo\\x1b[0m\x1b[0m\x1b[2m be it.\x1b[0m\n\nYes.\n|"
     assert shown(Terminal) == dimmed + "\x1b[2mreading 512 of 4,096 tokens …\x1b[0m\r\x1b[Kdone\n"
     assert shown(io.StringIO) == "\n\n\nYes.\n|done\n"
+    monkeypatch.setenv("CI", "true")
+    assert shown(Terminal) == shown(io.StringIO), "a terminal that nobody watches"
+    monkeypatch.delenv("CI")
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[2m" not in shown(Terminal)
 
@@ -312,12 +317,12 @@ class Window:
 
 
 @contextmanager
-def window(*arguments: str) -> Iterator[Window]:
+def window(*arguments: str, **variables: str) -> Iterator[Window]:
     ours, theirs = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", IN_TERMINAL, "chat", *arguments],
         cwd=ROOT,
-        env=os.environ | {"TERM": "xterm", "INPUTRC": "/dev/null"},
+        env=without_ci(os.environ) | {"TERM": "xterm", "INPUTRC": "/dev/null"} | variables,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -384,3 +389,15 @@ def test_on_a_terminal_ctrl_d_ends_and_json_has_standard_output_to_itself(tmp_pa
         terminal.read("> ")
         terminal.type("\x04")
         assert terminal.process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_in_ci_a_terminal_has_no_editor_and_no_colours():
+    with window("--stats", "--max-tokens", "8", CI="true") as terminal:
+        shown = terminal.read("> ")
+        terminal.type("Hello.\n")
+        shown += terminal.read("prompt tokens cached")
+        terminal.read("> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(30) == 0
+    assert "\x1b" not in shown
