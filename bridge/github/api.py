@@ -152,6 +152,10 @@ class JobRecord(_Answer):
     id: int
     name: Text
     status: Text | None = None
+    conclusion: Text | None = None
+    created_at: Text | None = None  # RFC 3339, as the server writes them
+    started_at: Text | None = None
+    completed_at: Text | None = None
     steps: tuple[_Step, ...] = ()
     runner_name: Text | None = None
     labels: tuple[Text, ...] = ()
