@@ -129,8 +129,10 @@ def _read_request(cache: GitCache, ref: RequestRef) -> Request:
     for failure in cache.bring({ref.commit: ref.commit}, [ref.commit]).values():
         if not isinstance(failure, errors.LeaseLost):
             raise failure
+        held = cache.list_remote(ref.branch).get(ref.branch)
+        place = f"holds {held[:12]}" if held else "is not there: it was deleted, or never pushed"
         raise errors.UnknownHandle(
-            f"the request commit {ref.commit[:12]} of {ref.branch} is no longer on the remote",
+            f"the remote does not have the request commit {ref.commit[:12]}; its branch {ref.branch} {place}",
             "ask again with kakeya_mac run",
         )
     request = Request(ref.nonce, ref.commit, is_read=True)

@@ -103,7 +103,7 @@ def test_a_cancel_request_ends_a_request_before_it_starts(jobs: WorkflowJobs) ->
 @pytest.mark.slow
 def test_a_commit_that_is_nowhere_is_an_error_and_no_result(jobs: WorkflowJobs) -> None:
     manifest = jobs.request()
-    with pytest.raises(BusError, match="is no longer on the remote"):
+    with pytest.raises(BusError, match="does not have the request commit"):
         jobs.execute(RequestRef(manifest.nonce, manifest.result_ref, "1" * 40))
 
 

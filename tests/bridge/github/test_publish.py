@@ -263,7 +263,7 @@ def test_unreadable_request_is_refused_and_answered(jobs: WorkflowJobs) -> None:
 @pytest.mark.slow
 def test_a_commit_that_is_gone_is_not_answered(jobs: WorkflowJobs) -> None:
     manifest = jobs.request()
-    with pytest.raises(BusError, match="no longer on the remote"):
+    with pytest.raises(BusError, match="does not have the request commit"):
         jobs.publish(RequestRef(manifest.nonce, manifest.result_ref, "1" * 40), Path("/nowhere"), "")
 
 
