@@ -11,16 +11,25 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
+from bridge import __version__
 from bridge.bus.claims import MAX_LEASE_S, Claim
 from bridge.bus.requests import SKIP_CI, RefValue, has_result
-from bridge.bus.results import MAX_WALK, TRAILER, first_parents
+from bridge.bus.results import MAX_WALK, NO_RUNNER_ID, TRAILER, first_parents
 from bridge.errors import BrokenObject, BusError, LeaseLost, PushRejected, RemoteUnreachable, ResultError
 from bridge.git.repo import GitRepo, RefUpdate, Scratch
 from bridge.protocol import refs
-from bridge.protocol.manifest import parse_time
-from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, RESULT_SIGNATURE_NAME, parse_result
+from bridge.protocol.manifest import Manifest, format_time, parse_time
+from bridge.protocol.result import (
+    RESULT_NAME,
+    RESULT_ROOT,
+    RESULT_SIGNATURE_NAME,
+    Result,
+    RunnerFacts,
+    Verdict,
+    parse_result,
+)
 
 TRIES = 6
 _FIRST_PAUSE_S = 0.2
@@ -43,6 +52,32 @@ class ResultFiles:
         """Every file by its path, with ``result.json`` and its signature."""
         signature = {} if self.signature is None else {RESULT_SIGNATURE_NAME: self.signature}
         return {**self.files, RESULT_NAME: self.result, **signature}
+
+
+def result_without_runner(
+    nonce: str,
+    request_commit: str,
+    manifest: Manifest | None,
+    verdict: Verdict,
+    *,
+    author: str,
+    attempt: int = 1,
+) -> Result:
+    """A result that no runner wrote, and so none signs; `manifest` is None where it cannot be read."""
+    now = format_time(datetime.now(UTC))
+    return Result(
+        nonce=nonce,
+        request_commit=request_commit,
+        workload_sha=manifest.workload_sha if manifest else None,
+        preset=manifest.preset if manifest else None,
+        preset_digest=None,
+        engine_source=None,
+        runner=RunnerFacts(name=author, id=NO_RUNNER_ID, version=__version__),
+        attempt=attempt,
+        started_at=now,
+        finished_at=now,
+        verdict=verdict,
+    )
 
 
 class Superseded(LeaseLost):

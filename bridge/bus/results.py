@@ -26,6 +26,8 @@ from bridge.signing.trust import Signature, TrustLevel, weigh
 TRAILER = "Result-SHA256"
 MAX_RESULT_BYTES = 256 * 1024 * 1024
 MAX_RESULT_FILES = 1002  # what a result can list, itself and its signature
+# In a result that no runner wrote: withdrawn by a client, or of a workflow's publish job.
+NO_RUNNER_ID = "0" * 16
 # How deep below a branch's tip its request is looked for.
 MAX_WALK = 100
 
@@ -174,7 +176,8 @@ def locate(
     changes = tuple(git.changes(parent, place.commit))
     if not any(change.path.startswith(f"{records.RESULT_ROOT}/") for change in changes):
         if above is None and request_commit is None and tip.parents and state.result is None:
-            raise ResultError(f"the branch {place.ref} no longer holds the request {nonce}")
+            held = f"{place.commit[:12]}, neither the request {nonce} nor a result of it"
+            raise ResultError(f"the branch {place.ref} holds {held}")
         if above == 1 or above is None or not has_result(git, place.commit, nonce):
             return None  # a commit of the user's on top; the result goes elsewhere
     located = FetchedResult(
@@ -207,7 +210,8 @@ def believe(
     One whose request is gone, as a deleted branch leaves it, is shown as such where no key is trusted, or
     with `allow_unsigned`; where something else is in the request's place, only a trusted key helps. `trusted`
     lists the runner keys that count, with ``revoked_keys`` next to it; `expected` is the request as this
-    client knows it; `bound` also refuses a result of another preset or workload than was asked.
+    client knows it; `bound` also refuses a result of another preset or workload than was asked. An unsigned
+    result that says that nothing ran needs no key.
     """
     expected = expected or fetched.expected
     for objection in _place_objections(fetched, expected):
@@ -217,7 +221,8 @@ def believe(
         present, nonce=nonce, expected=expected, trusted=trusted, bound=bound
     )
     is_trusted = signature.trust is TrustLevel.TRUSTED
-    if not is_trusted and not allow_unsigned and pins_keys(trusted):
+    needs_key = signature.trust is not TrustLevel.UNSIGNED or not _says_nothing_ran(result)
+    if needs_key and not is_trusted and not allow_unsigned and pins_keys(trusted):
         said = _SAID[signature.trust].format(signer=signature.signer, objection=signature.objection)
         raise ResultError(
             f"the result is {said}; this client accepts no signature but those of the runners it trusts",
@@ -225,9 +230,9 @@ def believe(
             " --allow-unsigned shows this result all the same",
         )
     unknown = expected is None and not is_trusted
-    if unknown and not fetched.alone:
+    if needs_key and unknown and not fetched.alone:
         raise ResultError(
-            f"the request {nonce} is no longer on the remote and no trusted key signed the result",
+            f"what the result of {nonce} answers is not on the remote, and no trusted key signed it",
             "trust the runner's key with `kakeya_mac runners trust`",
         )
     return Believed(
@@ -284,6 +289,12 @@ def pins_keys(trusted: Path) -> bool:
     except OSError as error:
         raise MachineError(f"cannot read the trusted keys in {trusted}: {error.strerror}") from None
     return any(line.strip() and not line.lstrip().startswith(b"#") for line in lines)
+
+
+def _says_nothing_ran(result: records.Result) -> bool:
+    """Whether a result claims nothing; whoever can push one could as well delete the request."""
+    ended = result.verdict.status in (records.Status.CANCELLED, records.Status.LOST)
+    return ended and not result.commands and not result.files
 
 
 def _manifest(git: GitRepo, commit: str) -> Manifest | None:

@@ -1,4 +1,4 @@
-"""``kakeya_mac cancel``: ask for a request to be stopped; with ``--wait``, see that it was."""
+"""``kakeya_mac cancel``: withdraw a request, or have it stopped; with ``--wait``, see that it was."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from bridge.bus.requests import resolve_handle
+from bridge.bus.requests import RequestState
 from bridge.cli import show, warn
 from bridge.cli.options import signing_key_option, wait_option
 from bridge.cli.output import Connection, Presentation, api_warnings, follow, present, request_command
 from bridge.client import cancel as client
 from bridge.client import runners, signing_key
-from bridge.errors import BridgeError, BusError
+from bridge.errors import BridgeError
 from bridge.github.api import RunView
 
 
@@ -23,8 +23,10 @@ Examples:
   kakeya_mac cancel 20260301t120000z0123456789ab
   kakeya_mac cancel 20260301t12 --reason "wrong model" --wait 60 --json
 
-Exit code: 0 once the cancel request is on the remote, or when the request had finished; with --wait that of
-its end: 5 cancelled, or what it came to all the same."""
+JSON: status (withdrawn, cancelling, already-asked, already-finished), nonce, signed, run (its workflow run).
+
+Exit code: 0 once it is withdrawn, or the cancel request is on the remote, or when the request had finished;
+with --wait that of its end: 5 cancelled, or what it came to all the same."""
 )
 @request_command
 @click.option("--reason", metavar="TEXT", help="Why, for the result (at most 500 characters).")
@@ -33,20 +35,31 @@ its end: 5 cancelled, or what it came to all the same."""
 def cancel(link: Connection, handle: str, as_json: bool, reason: str | None, wait_s: float | None) -> int:
     """Stop the request HANDLE, whether it waits or runs.
 
-    The cancel request is signed where there is a key (see `kakeya_mac key`): a machine that takes only signed
-    requests obeys only their signer. A stopped job's result is `cancelled`, with what it had printed so far.
+    A request that no runner has is withdrawn at once: its result, `cancelled`, is published from here. Else
+    its runner is asked to stop. That cancel request is signed where there is a key (see `kakeya_mac key`): a
+    machine that takes only signed requests obeys only their signer. A stopped job's result is `cancelled`,
+    with what it had printed so far.
     """
     signer = signing_key.choose(link.config, link.git)
-    done = client.cancel(link.config, link.git, link.bus, handle, reason=reason, signer=signer)
     warnings, run = list(signer.warnings), None
+
+    def is_on_machine(state: RequestState) -> bool:
+        nonlocal run
+        run = link.find_run(state).run
+        return run is not None and not run.is_over and run.machine is not None
+
+    done = client.cancel(
+        link.config, link.git, link.bus, handle, reason=reason, signer=signer, is_on_machine=is_on_machine
+    )
     line, document = f"{done.nonce}: {done.outcome}", dict[str, Any]()
     if done.finished is not None:
         ended = done.finished[0].result.verdict
         line += f": {ended.status} ({ended.reason})"
         document = {"result_status": ended.status}
     else:
-        warnings += [] if done.signed else _warn_unsigned(link)
-        run = _stop_run(link, done.nonce)
+        if done.outcome != "withdrawn" and run is None and not done.signed:
+            warnings += _warn_unsigned(link)
+        _stop_run(link, run)
     warn(warnings)
     run_json = run and run.as_json()
     if wait_s is None:
@@ -72,17 +85,10 @@ def _warn_unsigned(link: Connection) -> list[str]:
     return [said] if strict else []
 
 
-def _stop_run(link: Connection, nonce: str) -> RunView | None:
-    """Stop the workflow run, too, if a machine has it; one that waits reads the cancel request later."""
-    github = link.api()
-    if github is None:
-        return None
-    try:
-        run = link.find_run(resolve_handle(link.git, link.bus.address, nonce))
-    except BusError:  # the cancel request is on the remote already
-        return None
-    if run is not None and run.machine is not None and run.state != "completed":
+def _stop_run(link: Connection, run: RunView | None) -> None:
+    """Stop the workflow run, too. One that starts all the same finds the result and publishes nothing."""
+    github = None if run is None or run.is_over else link.api()
+    if run is not None and github is not None:
         with api_warnings():
             github.cancel(run.id)
             click.echo(f"its run was stopped, too: {run.url}", err=True)
-    return run

@@ -48,7 +48,7 @@ def logs(link: Connection, handle: str, as_json: bool) -> int:
 
 def _run_log(link: Connection, state: RequestState) -> dict[str, str]:
     """What the workflow's log says, which the API gives once the Mac's job has ended."""
-    run, github = link.find_run(state), link.api()
+    run, github = link.find_run(state).run, link.api()
     if run is not None and run.mac_job is not None and github is not None:
         click.echo(f"from {run.url}", err=True)
         with api_warnings():

@@ -24,7 +24,7 @@ from bridge.errors import EXIT_UNVERIFIED, ApiError, WaitTimeout
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
 from bridge.github import dispatch
-from bridge.github.api import GitHub, RunView, repository_of
+from bridge.github.api import GitHub, repository_of
 from bridge.protocol.result import Status
 from bridge.protocol.sanitize import clean_line
 from bridge.render import outcome
@@ -68,12 +68,12 @@ class Connection:
                 return dispatch.RequestRef(state.nonce, manifest.result_ref, commit)
         return None
 
-    def find_run(self, state: RequestState) -> RunView | None:
-        """The workflow run of a request; None: none is known."""
+    def find_run(self, state: RequestState) -> dispatch.FoundRun:
+        """The workflow run of a request, as far as the API tells."""
         if (github := self.api()) is not None and (request := self.workflow_request(state)) is not None:
             with api_warnings():
                 return dispatch.find_run(github, request)
-        return None
+        return dispatch.FoundRun(None)
 
 
 @contextmanager
@@ -166,6 +166,7 @@ def follow(
         raise
     if watcher is not None:
         how.document["run"] = watcher.run and watcher.run.as_json()
+        how.document["run_problem"] = None if fetched is not None else watcher.problem
     if fetched is not None:
         return present(link, fetched, how)
     how.document.update(status="waiting", nonce=nonce, exit_code=WaitTimeout.exit_code)

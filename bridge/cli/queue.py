@@ -14,8 +14,7 @@ from bridge.cli.options import option_with_default
 from bridge.cli.output import Connection, api_warnings, bus_command
 from bridge.client import history, runners
 from bridge.errors import BusError
-from bridge.github.api import RunView
-from bridge.github.dispatch import runs_by_nonce
+from bridge.github.dispatch import FoundRun, runs_by_nonce
 from bridge.render.outcome import request_table, row_json
 
 
@@ -27,7 +26,7 @@ Examples:
 
 JSON: {"requests": [...], "waiting": N, "running": N, "finished": [...]}; each request has nonce, preset,
 state, ahead, expected_s, runner, claim {standing, signer}, attempt, requested_at, age_s, elapsed_s,
-beat_age_s, progress {done, total, step}, cancelling and run; see `kakeya_mac status --help`."""
+beat_age_s, progress {done, total, step}, cancelling, run and run_problem; see `kakeya_mac status --help`."""
 )
 @option_with_default("--recent", type=click.IntRange(0), default=5, help="Finished requests below.")
 @bus_command
@@ -40,6 +39,17 @@ def queue(link: Connection, recent: int, as_json: bool) -> int:
     """
     cache = link.cache()
     rows = history.queue(cache, now=datetime.now(UTC), trusted=link.config.trusted_runners)
+    found, github = dict[str, FoundRun](), link.api() if rows else None
+    if github is not None:
+        with api_warnings():
+            found = runs_by_nonce(github, [row.nonce for row in rows])
+    runs = {nonce: each.run for nonce, each in found.items() if each.run is not None}
+    problems = {nonce: text for nonce, each in found.items() if (text := each.problem(nonce)) is not None}
+    if problems:
+        # A run may have published its result after the first look; of a daemon's request it gives none.
+        rows = history.queue(cache, now=datetime.now(UTC), trusted=link.config.trusted_runners)
+        actions = history.for_workflows(cache, [row for row in rows if row.nonce in problems])
+        problems = {nonce: text for nonce, text in problems.items() if nonce in actions}
     if any(row.ahead for row in rows):
         try:
             live = read_registry(cache).live(datetime.now(UTC))
@@ -49,20 +59,20 @@ def queue(link: Connection, recent: int, as_json: bool) -> int:
             ]
         except BusError as error:
             warn([f"cannot tell which runners are there: {error.message}"])
-    runs, github = dict[str, RunView](), link.api() if rows else None
-    if github is not None:
-        with api_warnings():
-            runs = runs_by_nonce(github, [row.nonce for row in rows])
     finished = history.history(cache, limit=recent)[0] if recent else ()
     now, waiting = time.time(), sum(row.ahead is not None for row in rows)
     run_json = {nonce: run.as_json() for nonce, run in runs.items()}
     document = {
-        "requests": [row_json(row, now) | {"run": run_json.get(row.nonce)} for row in rows],
+        "requests": [
+            row_json(row, now) | {"run": run_json.get(row.nonce), "run_problem": problems.get(row.nonce)}
+            for row in rows
+        ],
         "waiting": waiting,
         "running": len(rows) - waiting,
         "finished": [row_json(row, now) for row in finished],
     }
     lines = [request_table(rows, now, runs) if rows else "nothing waits and nothing runs"]
+    lines += [f"{nonce}: {text}" for nonce, text in problems.items()]
     if finished:
         lines.append(request_table(finished, now))
     return show(as_json, document, lines, untrusted=("requests", "finished"), note=bool(rows or finished))

@@ -138,6 +138,8 @@ def _find_runners(
         prefixes = (*OWN_REFS, *PLACES, submission.manifest.result_ref)
         found = git.list_refs(remote.address, *prefixes, timeout_s=_REGISTRY_TIMEOUT_S)
         state = state_of(found, submission.manifest.nonce)
+        if submission.manifest.transport == "actions":  # no daemon registers for it
+            return state, None, []
         registry = read_runners(config, git, remote, found=found, timeout_s=_REGISTRY_TIMEOUT_S)
     except BridgeError as error:  # only a hint
         return state, None, [f"cannot tell which runners are there: {error.message}"]

@@ -25,7 +25,8 @@ Examples:
 JSON of an unfinished request: status (queued, claimed, workspace, running, gating, publishing), nonce,
 preset, ahead (older ones that wait too), expected_s (the preset's median duration times those), beat_age_s
 (since its runner's last heartbeat), heartbeat, on (which machines it waits for), run (its workflow run: id,
-url, state, conclusion, attempt, machine, job, step); null where it does not apply or is not known.
+url, state, conclusion, attempt, machine, job, step), run_problem (why that run gives no result, and what to
+do); null where it does not apply or is not known.
 
 Exit code: 0 while it waits or runs; afterwards that of `result`."""
 )
@@ -36,23 +37,30 @@ def status(link: Connection, handle: str, as_json: bool) -> int:
     (state, answer), config, now = link.look_up(handle), link.config, datetime.now(UTC)
     if answer is not None:
         return present(link, answer, Presentation(as_json))
+    found = link.find_run(state)
+    problem = found.problem(state.nonce)
+    if problem is not None:  # the run may have published its result after the first look
+        state, answer = link.look_up(state.nonce)
+        if answer is not None:
+            return present(link, answer, Presentation(as_json))
     update = watch.snapshot(link.git, link.bus.address, state, config.trusted_runners)
-    beat, run = update.status, link.find_run(state)
+    beat, run = update.status, found.run
     lines = [f"{state.nonce}  {status_line(update, history.silence_s(beat, now) if beat else None)}"]
     target = expected_s = None
     if state.claim is None:
         with contextlib.suppress(BridgeError):  # only hints
-            registry = runners.read_runners(config, link.git, link.bus)
-            if state.preset is not None:
-                expected_s = runners.expected_wait_s(registry.live(now), state.preset, update.ahead)
             asked = fetch.read_open_request(link.git, link.bus, state)
             target = asked.on if asked else None
-            if asked is not None and target is not None:
-                able = runners.check_availability(registry, asked, signed=True, settings=config, now=now)
-                said = "; ".join(able.warnings) or able.sentence
-                lines.append(f"  for machines with {clean_line(target)}: {said}")
-    if run is not None:
-        lines.append(f"  {run.sentence}")
+            said = "" if target is None else f"  for machines with {clean_line(target)}"
+            if asked is None or asked.transport == "embedded":  # no daemon registers for the other
+                registry = runners.read_runners(config, link.git, link.bus)
+                if state.preset is not None:
+                    expected_s = runners.expected_wait_s(registry.live(now), state.preset, update.ahead)
+                if asked is not None and target is not None:
+                    able = runners.check_availability(registry, asked, signed=True, settings=config, now=now)
+                    said += f": {'; '.join(able.warnings) or able.sentence}"
+            lines += [said] if said else []
+    lines += [f"  {text}" for text in (run and run.sentence, problem) if text]
     document = {
         "status": update.phase,
         "nonce": state.nonce,
@@ -64,6 +72,7 @@ def status(link: Connection, handle: str, as_json: bool) -> int:
         "claim": update.claim and update.claim.to_json(),
         "on": target,
         "run": run and run.as_json(),
+        "run_problem": problem,
         "exit_code": 0,
     }
     return show(as_json, document, lines, untrusted=("heartbeat", "on", "preset"), note=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from bridge.bus.archive import DEPTH, ResultSummary, open_archive, summarize
 from bridge.bus.claims import MAX_LEASE_S
 from bridge.bus.requests import ALL_REFS, RefValue, RequestState, has_result, names_of, state_of
+from bridge.client.fetch import request_place
 from bridge.client.watch import keys_in, read_beat
 from bridge.errors import BusError, ManifestError, ResultError
 from bridge.git.cache import GitCache
@@ -53,6 +54,7 @@ class Row:
     reason: Reason | None = None
     finished_at: str | None = None  # as published
     archived: bool = False
+    place: RefValue | None = None  # the ref that holds the request, while it waits; not shown
 
 
 def queue(cache: GitCache, *, now: datetime, trusted: Path | None = None) -> list[Row]:
@@ -74,6 +76,23 @@ def queue(cache: GitCache, *, now: datetime, trusted: Path | None = None) -> lis
             rows.append(_open_row(state, status, signature, ahead, now))
             ahead += state.claim is None
         return rows
+
+    return cache.recover(read)
+
+
+def for_workflows(cache: GitCache, rows: Sequence[Row]) -> set[str]:
+    """Nonces of the waiting requests that a workflow takes, as their manifests say."""
+    places = {row.nonce: row.place for row in rows[:_MAX_CHECKED] if row.place is not None}
+    tips = {place.ref: place.commit for place in places.values()}
+
+    def read() -> set[str]:
+        failures = cache.bring(tips, list(tips), depth=DEPTH)
+        asked = {
+            nonce: _read_manifest(cache, place.commit)
+            for nonce, place in places.items()
+            if place.ref not in failures
+        }
+        return {nonce for nonce, each in asked.items() if each is not None and each.transport == "actions"}
 
     return cache.recover(read)
 
@@ -141,11 +160,15 @@ def _is_request(cache: GitCache, commit: str, nonce: str) -> bool:
     """Whether a branch ends in its request, rather than in a result or in something else."""
     if has_result(cache, commit, nonce):
         return False
+    asked = _read_manifest(cache, commit)
+    return asked is not None and asked.nonce == nonce
+
+
+def _read_manifest(cache: GitCache, commit: str) -> manifest.Manifest | None:
     try:
-        data = cache.read_file(commit, manifest.REQUEST_PATH, manifest.MAX_BYTES)
-        return manifest.parse(data or b"").nonce == nonce
+        return manifest.parse(cache.read_file(commit, manifest.REQUEST_PATH, manifest.MAX_BYTES) or b"")
     except (ManifestError, BusError):
-        return False
+        return None
 
 
 def _open_row(
@@ -159,6 +182,7 @@ def _open_row(
         ahead=ahead if state.claim is None else None,
         claim=signature,
         cancelling=state.cancel is not None,
+        place=request_place(state),
     )
     if status is None:
         return row

@@ -136,18 +136,24 @@ class _Watcher:
     claim: RefValue | None = None  # as it was fetched last
     claim_due_s: float = 0.0  # when it is fetched next
     empty_looks: int = 0
+    had_branch: bool = False  # whether a look saw one
 
     def look(self, timeout_s: float) -> Update:
         state = self.state = self._list(timeout_s)
-        self.empty_looks = self.empty_looks + 1 if state.gone else 0
+        self.had_branch = self.had_branch or state.branch is not None
+        result = fetch(self.git, self.remote, state, expected=self.expected, timeout_s=timeout_s)
+        self.empty_looks = self.empty_looks + 1 if result is None and self._is_missing(state) else 0
         if self.empty_looks >= _EMPTY_LOOKS:
+            where = "its branch is not there: it was deleted, or never pushed"
+            if state.branch is not None:
+                where = f"its branch {state.branch.ref} holds {state.branch.commit[:12]} now"
+            elif self.had_branch:
+                where = "its branch was deleted before a result was published"
             raise UnknownHandle(
-                f"nothing of the request {self.nonce} is left on the remote",
-                "its branch was deleted before a result was published",
+                f"the request {self.nonce} is not on the remote: {where}", "ask again with kakeya_mac run"
             )
         if state.gone:
             return self.known
-        result = fetch(self.git, self.remote, state, expected=self.expected, timeout_s=timeout_s)
         now = self.clock()
         if result is not None:
             self.known = replace(self.known, phase=Phase.DONE, ahead=None, result=result)
@@ -160,6 +166,13 @@ class _Watcher:
         elif self.known.phase is Phase.QUEUED:
             self.known = Update(Phase.CLAIMED)
         return self.known
+
+    def _is_missing(self, state: RequestState) -> bool:
+        """Whether no ref holds the request, as far as it is known which commit that is."""
+        if state.gone or self.expected is None:
+            return state.gone
+        waits = state.inbox is not None or state.claim is not None or state.result is not None
+        return not waits and all(branch.commit != self.expected.commit for branch in state.branches)
 
     def _list(self, timeout_s: float) -> RequestState:
         """The request's refs: among all of the bridge's at first, then by their names."""

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -54,10 +55,16 @@ _REFUSALS: dict[int, tuple[type[ApiError], str]] = {
     403: (errors.ScopeMissing, "{source} needs {needed}; in a workflow, under the job's `permissions:`"),
     404: (errors.ApiNotFound, "check the name, and that {source} may see it: {needed}"),
     409: (ApiConflict, "see the run's page"),
+    410: (
+        ApiError,
+        "logs and artifacts are kept for a while only; kakeya_mac result shows what stays",
+    ),
     422: (ApiConflict, "see the run's page"),
 }
 
 Text = Annotated[str, AfterValidator(clean_line)]  # others may have written it
+# RFC 3339, as the server writes it. Gitea writes the beginning of its calendar for "not yet".
+Moment = Annotated[Text, AfterValidator(lambda text: text if text >= "2000" else None)]
 Query = Mapping[str, str | int | None] | None
 Record = TypeVar("Record", bound="_Answer")
 
@@ -151,17 +158,18 @@ class JobRecord(_Answer):
     name: Text
     status: Text | None = None
     conclusion: Text | None = None
-    created_at: Text | None = None  # RFC 3339, as the server writes them
-    started_at: Text | None = None
-    completed_at: Text | None = None
+    created_at: Moment | None = None
+    started_at: Moment | None = None
+    completed_at: Moment | None = None
     steps: tuple[_Step, ...] = ()
     runner_name: Text | None = None
-    labels: tuple[Text, ...] = ()
+    labels: tuple[Text, ...] | None = None
 
     @property
     def step(self) -> str | None:
-        """The step in progress; None: none."""
-        return next((step.name for step in self.steps if step.status == "in_progress"), None)
+        """The step in progress; None: none, or not known: Gitea gives every step the status of its job."""
+        live = [step.name for step in self.steps if step.status == "in_progress"]
+        return live[0] if len(live) == 1 else None
 
 
 class RunView(_Answer):
@@ -175,6 +183,9 @@ class RunView(_Answer):
     attempt: int = Field(1, alias="run_attempt")
     branch: Text | None = Field(None, alias="head_branch")  # without ``refs/heads/``
     title: Text = Field("", alias="display_title")
+    path: Text | None = None  # of its workflow's file, perhaps with ``@`` and the ref
+    head_sha: Text | None = None
+    created_at: Moment | None = None
     jobs: tuple[JobRecord, ...] | None = None  # of its newest attempt; None: not asked for
 
     @property
@@ -188,24 +199,21 @@ class RunView(_Answer):
         return (self.mac_job.runner_name or None) if self.mac_job else None
 
     @property
-    def is_evicted(self) -> bool:
-        """Whether the run was cancelled before any machine had a job of it."""
-        is_cancelled = self.conclusion == "cancelled" and self.jobs is not None
-        return is_cancelled and not any(job.runner_name or job.steps for job in self.jobs or ())
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.state == "completed"
 
     @property
     def sentence(self) -> str:
         """Where the run is, on one line, with its page."""
         now = self.as_json()
-        if self.is_evicted:
-            said = "evicted before a machine had it"
-        elif self.state == "completed":
+        if self.is_over:
             said = f"ended: {self.conclusion or 'unknown'}"
         else:
             where = f"on {self.machine}" if self.machine else None
             parts = (now["state"].replace("_", " "), where, now["job"], now["step"])
             said = ", ".join(filter(None, parts))
-        again = "" if self.attempt == 1 else f", attempt {self.attempt}"
+        again = f", attempt {self.attempt}" if self.attempt > 1 else ""  # Gitea lists 0
         return f"run {said}{again}: {self.url}"
 
     def as_json(self) -> dict[str, Any]:
@@ -241,6 +249,16 @@ class _Refused(_Answer):
 
 class _RunList(_Answer):
     workflow_runs: tuple[RunView, ...]
+    total_count: int | None = None
+
+
+@dataclass(frozen=True)
+class RunList:
+    """Runs of our workflow, the newest first."""
+
+    rows: tuple[RunView, ...]
+    # Every run that was created after this moment is listed
+    since: datetime
 
 
 class _JobList(_Answer):
@@ -261,10 +279,20 @@ class GitHub:
     timeout_s: float = 30.0
     backoff_s: float = 0.5
 
-    def runs(self, *, head_sha: str | None = None, limit: int = MAX_ROWS) -> tuple[RunView, ...]:
+    def runs(self, *, head_sha: str | None = None, limit: int = MAX_ROWS) -> RunList:
         """The newest runs of our workflow, of one commit if given (actions: read)."""
-        query = {"head_sha": head_sha, "per_page": limit}
-        return self._read(_RunList, f"{_WORKFLOW}/runs", "the workflow runs", query).workflow_runs
+        query, what = {"head_sha": head_sha}, f"the workflow runs of {self.repository.slug}"
+        try:
+            listed = self._read(_RunList, f"{_WORKFLOW}/runs", what, {**query, "per_page": limit})
+        except errors.ApiNotFound as missing:
+            # Gitea lists only the runs of all workflows, and calls the size of a page `limit`.
+            try:
+                page = {"per_page": MAX_ROWS, "limit": MAX_ROWS}
+                listed = self._read(_RunList, "/actions/runs", what, {**query, **page})
+            except errors.ApiNotFound:
+                raise missing from None
+        rows = [run for run in listed.workflow_runs if _is_ours(run)]
+        return RunList(tuple(rows[:limit]), _listed_since(listed))
 
     def run(self, run_id: int) -> RunView:
         """A run (actions: read)."""
@@ -280,12 +308,16 @@ class GitHub:
         return self._call("GET", f"/actions/jobs/{job_id}/logs", f"the log of the job {job_id}").content
 
     def rerun(self, run_id: int) -> None:
-        """Re-run a run, as its next attempt (actions: write)."""
+        """Re-run a run, as its next attempt (actions: write); `doctor` probes the token with it."""
         self._call("POST", f"/actions/runs/{run_id}/rerun", f"re-running the run {run_id}")
 
     def cancel(self, run_id: int) -> None:
         """Cancel a run (actions: write)."""
-        self._call("POST", f"/actions/runs/{run_id}/cancel", f"cancelling the run {run_id}")
+        try:
+            self._call("POST", f"/actions/runs/{run_id}/cancel", f"cancelling the run {run_id}")
+        except errors.ApiNotFound as error:
+            error.remedy = "it is gone, or this server's API cancels no runs (Gitea): cancel it on its page"
+            raise
 
     def dispatch(self, ref: str, branch: str, commit: str) -> int | None:
         """Start our workflow's file as the branch `ref` has it, for one request (actions: write).
@@ -373,6 +405,21 @@ def _parse(kind: type[Record], answer: requests.Response, what: str) -> Record:
         raise ApiError(message, "is the address that of a GitHub API, with no proxy in between?") from None
 
 
+def _is_ours(run: RunView) -> bool:
+    return run.path is None or run.path.partition("@")[0].rpartition("/")[2] == WORKFLOW_NAME
+
+
+def _listed_since(listed: _RunList) -> datetime:
+    """The moment since which a list is complete: that of its last row, unless there are no others."""
+    rows, total = listed.workflow_runs, listed.total_count
+    if total is not None and len(rows) >= total:
+        return datetime.min.replace(tzinfo=UTC)
+    try:
+        return datetime.fromisoformat((rows[-1].created_at if rows else None) or "").astimezone(UTC)
+    except ValueError:  # Gitea does not say when a run was created
+        return datetime.max.replace(tzinfo=UTC)
+
+
 def _refusal(answer: requests.Response, what: str, token: Token | None) -> ApiError:
     status, headers = answer.status_code, answer.headers
     try:
@@ -383,12 +430,15 @@ def _refusal(answer: requests.Response, what: str, token: Token | None) -> ApiEr
     if token is not None:  # a server may repeat it
         message, needed = (text.replace(token.value, "[token]") for text in (message, needed))
     wait_s = _wait_s(answer, message)
-    kind, fix = _REFUSALS.get(status, (ApiFault, "try again later"))
+    kind, fix = _REFUSALS.get(status, (ApiFault, "a fault of the server: try again later"))
     if status < 400:
         kind, fix = ApiError, "the API redirects to another address: was the repository renamed?"
     elif status in (403, 429) and wait_s is not None:
         kind, fix = errors.RateLimited, "rate limited: wait, or use another token"
+    elif status < 500 and status not in _REFUSALS:
+        kind, fix = ApiError, "the server does not take this call: is the address that of its API?"
     pause = "" if wait_s is None else f", retry after {wait_s:.0f} s"
+    pause += " (expired)" if status == 410 else ""
     source = f"the token in {token.source}" if token else "no token"
     fix = fix.format(source=source, needed=clean_line(needed) or "actions: write, contents: write")
     return kind(f"{what}: the API answered {status}{pause}: {clean_line(message)}", fix, wait_s=wait_s)

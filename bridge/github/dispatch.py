@@ -6,17 +6,20 @@ where a dispatch did. The API only informs: the result itself travels by git.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from bridge.errors import ApiError, ApiNotFound, ScopeMissing, TokenRejected
 from bridge.github.api import GitHub, RunView, find_token, repository_of
-from bridge.protocol.refs import parse_request_ref
+from bridge.protocol.refs import nonce_moment, parse_request_ref
 
 INTERVAL_S = 10.0
-MAX_RERUNS = 3
 LATE_S = 60.0  # a run, and a machine for it, usually appear within seconds
+# A request this old whose run is not listed has none: a push and its run are minutes apart at most.
+GONE_AFTER_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -36,25 +39,62 @@ def api_of(address: str) -> GitHub | None:
     return GitHub(repository, token, retries=0, timeout_s=10.0) if repository and token else None
 
 
-def find_run(github: GitHub, request: RequestRef) -> RunView | None:
-    """The newest run of a request with its jobs; None: none is known."""
+@dataclass(frozen=True)
+class FoundRun:
+    """The newest workflow run of a request."""
+
+    run: RunView | None  # None: none is known
+    is_missing: bool = False  # whether every run since the request is listed, and none is its
+
+    def problem(self, nonce: str) -> str | None:
+        """Why a request for a workflow that has no result gets none, and what to do; None: it may get one."""
+        if self.run is not None and self.run.is_over:
+            said = f"its run ended ({self.run.conclusion or 'unknown'}) without a result"
+        elif self.is_missing:
+            said = "no workflow run of it exists"
+        else:
+            return None
+        return f"{said}: kakeya_mac cancel {nonce} ends it, kakeya_mac again {nonce} asks again"
+
+
+def find_run(github: GitHub, request: RequestRef) -> FoundRun:
+    """Find the newest run of a request, with its jobs."""
     if request.run_id is not None:
-        return _with_jobs(github, github.run(request.run_id))
+        with contextlib.suppress(ApiNotFound):  # it was deleted; the list tells it from a missing repository
+            return FoundRun(_with_jobs(github, github.run(request.run_id)))
     title = request.branch.removeprefix("refs/heads/")
-    found = github.runs(head_sha=request.commit, limit=1)
-    found = found or tuple(run for run in github.runs() if run.title == title)
-    return _with_jobs(github, found[0]) if found else None
+    pushed = github.runs(head_sha=request.commit, limit=1).rows
+    found = [run for run in pushed if run.head_sha == request.commit]  # a server may ignore the query
+    if not found:
+        listed = github.runs()
+        found = [run for run in listed.rows if run.title == title or run.head_sha == request.commit]
+        if not found:
+            return FoundRun(None, is_missing=_should_exist(request.nonce, listed.since))
+    return FoundRun(_with_jobs(github, found[0]))
 
 
-def runs_by_nonce(github: GitHub, nonces: Iterable[str]) -> dict[str, RunView]:
+def runs_by_nonce(github: GitHub, nonces: Iterable[str]) -> dict[str, FoundRun]:
     """The newest run of each request among the last hundred; one in progress with its jobs."""
-    wanted, found = set(nonces), dict[str, RunView]()
-    for run in github.runs() if wanted else ():
+    wanted, found = set(nonces), dict[str, FoundRun]()
+    if not wanted:
+        return found
+    listed = github.runs()
+    for run in listed.rows:
         names = (parse_request_ref(f"refs/heads/{name}") for name in (run.branch, run.title))
         nonce = next((name.nonce for name in names if name is not None), None)
         if nonce in wanted and nonce not in found:
-            found[nonce] = _with_jobs(github, run) if run.state == "in_progress" else run
-    return found
+            found[nonce] = FoundRun(_with_jobs(github, run) if run.state == "in_progress" else run)
+    missing = {nonce for nonce in wanted - found.keys() if _should_exist(nonce, listed.since)}
+    return found | {nonce: FoundRun(None, is_missing=True) for nonce in missing}
+
+
+def _should_exist(nonce: str, since: datetime) -> bool:
+    """Whether a run of this request would be in a list that is complete `since` then."""
+    try:
+        made = nonce_moment(nonce)
+    except ValueError:
+        return False
+    return made > since and (datetime.now(UTC) - made).total_seconds() > GONE_AFTER_S
 
 
 def _with_jobs(github: GitHub, run: RunView) -> RunView:
@@ -62,7 +102,7 @@ def _with_jobs(github: GitHub, run: RunView) -> RunView:
 
 
 class RunWatcher:
-    """Reports on a request's run while a client waits, and re-runs it when it was evicted from the queue.
+    """Reports on a request's run while a client waits.
 
     API failures are reported once and never raised: the result comes by git.
     """
@@ -71,13 +111,17 @@ class RunWatcher:
         self, github: GitHub | None, request: RequestRef, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.run: RunView | None = None
+        self.problem: str | None = None  # see `FoundRun.problem`
+        self._suspected: str | None = None
         self._github, self._request, self._clock = github, request, clock
         self._start_s = self._next_s = clock()
-        self._reruns = 0
         self._reported: set[str] = set()
 
     def poll(self) -> list[str]:
-        """What is new about the run, one sentence each; asks the API every `INTERVAL_S` at most."""
+        """What is new about the run, one sentence each; asks the API every `INTERVAL_S` at most.
+
+        The caller looks for the result between two polls.
+        """
         now = self._clock()
         if self._github is None or now < self._next_s:
             return []
@@ -95,23 +139,17 @@ class RunWatcher:
         return news
 
     def _look(self, github: GitHub, *, is_late: bool) -> Iterator[str]:
-        run = self.run = find_run(github, self._request)
+        found = find_run(github, self._request)
+        run, problem = found.run, found.problem(self._request.nonce)
+        # A run may have ended after the last look for its result.
+        self.problem = problem if problem == self._suspected else None
+        self.run, self._suspected = run, problem
         if run is not None:
             yield run.sentence
-            if run.is_evicted:
-                yield self._rerun(github, run)
-            elif is_late and run.state == "queued":
-                labels = ", ".join(run.mac_job.labels) if run.mac_job else "unknown"
+            if is_late and run.state == "queued":
+                labels = ", ".join((run.mac_job and run.mac_job.labels) or ["unknown"])
                 yield f"no machine took the run for {LATE_S:.0f} s: is the Mac online? labels: {labels}"
         elif is_late:
-            yield "no workflow run exists for it: are Actions enabled, and is the workflow on its commit?"
-
-    def _rerun(self, github: GitHub, run: RunView) -> str:
-        if self._reruns >= MAX_RERUNS:
-            return f"it was re-run {MAX_RERUNS} times, which is the limit"
-        try:
-            github.rerun(run.id)
-        except ApiError as error:  # another client may have re-run it
-            return f"cannot re-run it: {error.message}"
-        self._reruns += 1
-        return f"re-run (attempt {run.attempt + 1}); `queue: max` in the workflow file prevents evictions"
+            yield "no workflow run was found for it: are Actions enabled, and is the workflow on its commit?"
+        if self.problem is not None:
+            yield self.problem

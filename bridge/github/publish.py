@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
-from bridge import __version__, signing
-from bridge.bus.publish import AlreadyAnswered, ResultFiles, publish
+from bridge import signing
+from bridge.bus.publish import AlreadyAnswered, ResultFiles, publish, result_without_runner
 from bridge.bus.requests import state_of
 from bridge.bus.results import ExpectedRequest, believe, check_files, fetch, pins_keys
 from bridge.client.fetch import Judged, judge
@@ -22,14 +22,11 @@ from bridge.github.api import GitHub, JobRecord, RunView
 from bridge.github.dispatch import RequestRef
 from bridge.github.workflow import list_request, load_request, read_artifact, result_branch
 from bridge.protocol import result as protocol
-from bridge.protocol.manifest import format_time
-from bridge.protocol.result import RESULT_NAME, RESULT_SIGNATURE_NAME, Reason, Result, Status, Verdict
+from bridge.protocol.result import RESULT_NAME, RESULT_SIGNATURE_NAME, Reason, Status, Verdict
 from bridge.runner.admission import Request
 from bridge.signing.trust import TrustLevel
 
 log = logging.getLogger(__name__)
-
-PUBLISHER = protocol.RunnerFacts(name="publisher", id="0" * 16, version=__version__)
 
 
 # GitHub cancels a job that waited 24 hours for a machine; its conclusion is that of a cancelled job, too.
@@ -155,19 +152,13 @@ class WorkflowPublisher:
             # No reader believes that a result without a preset is more than lost.
             status = Status.LOST if request.manifest is None else Status.REJECTED
             verdict = delivery.verdict(status, Reason.TAMPERED, message)
-        moment, manifest = format_time(datetime.now(UTC)), request.manifest
-        result = Result(
-            nonce=request.nonce,
-            request_commit=request.commit,
-            workload_sha=manifest.workload_sha if manifest else None,
-            preset=manifest.preset if manifest else None,
-            preset_digest=None,
-            engine_source=None,
-            runner=PUBLISHER,
+        result = result_without_runner(
+            request.nonce,
+            request.commit,
+            request.manifest,
+            verdict,
+            author="publisher",
             attempt=delivery.attempt,
-            started_at=moment,
-            finished_at=moment,
-            verdict=verdict,
         )
         return {RESULT_NAME: result.to_bytes()}
 

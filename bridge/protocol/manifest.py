@@ -220,8 +220,16 @@ class CancelRequest(_ClientRecord):
     @property
     def sentence(self) -> str:
         """Who cancels and why, as they say, on one line."""
+        return self._said("cancelled")
+
+    @property
+    def withdrawal(self) -> str:
+        """The same of a request that no runner had."""
+        return self._said("withdrawn")
+
+    def _said(self, what: str) -> str:
         by = f" by {self.requested_by}" if self.requested_by else ""
-        return clean_line(f"cancelled{by}" + (f": {self.reason}" if self.reason else ""), limit=1000)
+        return clean_line(f"{what}{by}" + (f": {self.reason}" if self.reason else ""), limit=1000)
 
 
 def parse(data: bytes) -> Manifest:

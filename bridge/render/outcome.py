@@ -11,6 +11,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from bridge.bus.results import NO_RUNNER_ID
 from bridge.client.fetch import Judged
 from bridge.client.history import Row
 from bridge.client.watch import Update
@@ -85,7 +86,10 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
         yield f"  {violation.code}: {_line(violation.message)}"
     total = sum(result.phase_seconds.values())
     attempt = "" if result.attempt == 1 else f", attempt {result.attempt}"
-    yield f"  ran on   {_line(result.runner.name)} ({total:.1f} s{attempt}), {_line(believed.sentence)}"
+    if result.runner.id == NO_RUNNER_ID:
+        yield f"  written by {_line(result.runner.name)}, by no runner; {_line(believed.sentence)}"
+    else:
+        yield f"  ran on   {_line(result.runner.name)} ({total:.1f} s{attempt}), {_line(believed.sentence)}"
     for fact, value in result.runner.machine.items():
         if fact.startswith("model:"):
             yield f"  model    {_line(fact.removeprefix('model:'))}: {_line(str(value))}"
@@ -152,7 +156,7 @@ def request_table(rows: Sequence[Row], now: float, runs: Mapping[str, RunView] |
 
 def row_json(row: Row, now: float) -> dict[str, Any]:
     """One request of a list as JSON; keys that do not apply are null."""
-    values = {name: value for name, value in vars(row).items() if name not in {"phase", "silent_s"}}
+    values = {name: value for name, value in vars(row).items() if name not in {"phase", "place", "silent_s"}}
     values |= {
         "state": "finished" if row.phase is Phase.DONE else row.phase.value,
         "claim": row.claim and row.claim.to_json(),

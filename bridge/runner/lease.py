@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
 from bridge.bus import cancels
@@ -181,7 +181,7 @@ class Leases:
             return True, None
         by_branch = admitted and self.config.policy.allow_refs is not None
         if tip is None:
-            reason = deleted_branch(self.config)
+            reason = missing_branch(self.config, branch)
             return reason is not None or not by_branch, reason
         if self.cache.bring(found, [branch]) or not has_result(self.cache, tip, nonce):
             return not by_branch, None
@@ -221,12 +221,14 @@ class CancelMonitor:
     """Requests to stop: which there are, and which of them are authorised.
 
     Where the policy requires signatures only the requester's own counts. Else everyone's does, and so does
-    the deletion of the request's branch.
+    the deletion of the request's branch. A request that has a result, as a withdrawn one, is not run further
+    in any case: its own result cannot be published any more.
     """
 
     config: RunnerConfig
     cache: GitCache
     _refused: set[str] = field(default_factory=set, init=False)
+    _moved: set[str] = field(default_factory=set, init=False)  # tips of branches that hold no result
 
     def reason(self, request: Request) -> str | None:
         """Why a request is cancelled, by what was last seen of it; None: it is not."""
@@ -253,17 +255,30 @@ class CancelMonitor:
     def poll(self, request: Request) -> tuple[str | None, set[str]]:
         """Why a running request shall stop, or None; and the nonces of others with a cancel request."""
         branch = None if request.manifest is None else request.manifest.result_ref
-        found = self.cache.list_remote(*CANCELS, refs.INBOX, *([branch] if branch else []))
+        results = [prefix + request.nonce for prefix in RESULTS]
+        found = self.cache.list_remote(*CANCELS, *results, refs.INBOX, *([branch] if branch else []))
         asked = held_by_nonce(found, CANCELS)
         own = asked.pop(request.nonce, None)
         request.cancel = own or request.cancel  # goes with the result
         waiting = {nonce for nonce in asked if refs.INBOX + nonce in found}
         others = {nonce for nonce in waiting if asked[nonce].commit not in self._refused}
-        if branch is not None and branch not in found and (deleted := deleted_branch(self.config)):
-            return deleted, others
+        if any(ref in found for ref in results) or self._has_result(request, branch, found):
+            return "it has a result already", others
+        if branch is not None and branch not in found and (why := missing_branch(self.config, branch)):
+            return why, others
         return (None if own is None else self.reason(request)), others
 
+    def _has_result(self, request: Request, branch: str | None, found: Mapping[str, str]) -> bool:
+        """Whether the request's branch holds a result of it, and was not only moved elsewhere."""
+        tip = found.get(branch or "", request.commit)
+        if branch is None or tip == request.commit or tip in self._moved:
+            return False
+        if not self.cache.bring(found, [branch]) and has_result(self.cache, tip, request.nonce):
+            return True
+        self._moved.add(tip)
+        return False
 
-def deleted_branch(config: RunnerConfig) -> str | None:
-    """What a deleted branch means: a cancellation, unless the policy requires signatures."""
-    return None if config.policy.require_signature else "its branch was deleted"
+
+def missing_branch(config: RunnerConfig, branch: str) -> str | None:
+    """What it means that a branch is not there: a cancellation, unless the policy requires signatures."""
+    return None if config.policy.require_signature else f"its branch {branch} is not on the remote"

@@ -91,7 +91,11 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     story.look("submitted-signed", unstarted)
     story.verify("kakeya-mac-request", f"refs/mac-bridge/inbox/{unstarted}", REQUEST, client_key)
     story.running = story.transcript()
-    story.running.run("cancel of a waiting request", "cancel", unstarted, "--reason", "superseded")
+    # Only of a request that a runner has, cancelling leaves a cancel request.
+    claim = f"refs/mac-bridge/claims/{unstarted}"
+    site.git("update-ref", claim, "refs/heads/main", cwd=site.remote)
+    story.running.run("cancel of a claimed request", "cancel", unstarted, "--reason", "superseded")
+    site.git("update-ref", "-d", claim, cwd=site.remote)
     story.look("cancel-asked", unstarted)
     story.verify("kakeya-mac-cancel", f"refs/mac-bridge/cancel/{unstarted}", "cancel.json", client_key)
     if whole:

@@ -75,6 +75,7 @@ class GitHubServer:
         on_dispatch: Is told of each dispatch: workflow, ref, inputs.
         gives_run_id: Whether a dispatch is answered with its run.
         writes_actions: Whether the token may write actions.
+        lists_workflows: Whether the runs of one workflow can be listed; not on Gitea.
     """
 
     api: str
@@ -91,6 +92,7 @@ class GitHubServer:
     on_dispatch: Callable[[str, str, dict[str, str]], None] = lambda *_: None
     gives_run_id: bool = True
     writes_actions: bool = True
+    lists_workflows: bool = True
     log_host: str = ""
 
     @property
@@ -266,7 +268,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "fork": False,
             }
             return 200, {**document, **({"permissions": state.permissions} if state.permissions else {})}, {}
-        if place == "/actions/runs" or re.fullmatch(r"/actions/workflows/[^/]+/runs", place):
+        of_workflow = state.lists_workflows and re.fullmatch(r"/actions/workflows/[^/]+/runs", place)
+        if place == "/actions/runs" or of_workflow:
             wanted = [run for run in sorted(state.runs.values(), key=lambda r: -r["id"]) if _fits(run, query)]
             rows = wanted[: int(query.get("per_page", 30))]
             return 200, {"total_count": len(wanted), "workflow_runs": rows}, {}

@@ -65,7 +65,7 @@ def test_parentless_result_must_answer_what_its_branch_holds(bus: BusFixture, ca
         bus.point(refs.request_ref("probe", nonce, None), submitted.commit)
     fetched = fetch(bus.git, bus.remote, resolve_handle(bus.git, bus.remote, nonce))
     assert fetched is not None
-    with pytest.raises(ResultError, match="no longer on the remote"):
+    with pytest.raises(ResultError, match="answers is not on the remote"):
         believe(fetched, trusted=NO_TRUSTED_KEYS)
 
 
@@ -78,6 +78,63 @@ def test_result_of_a_deleted_branch_is_shown_as_such(bus: BusFixture):
     assert "gone from the remote" in unknown.sentence
     assert "anyone with push rights" in unknown.sentence
     assert known.sentence == "unsigned: anyone with push rights could have written this"
+
+
+def withdrawn(bus: BusFixture, submitted: Submitted, status: str = "cancelled", **changes: object) -> bytes:
+    reasons = {"cancelled": "requested", "lost": "run_lost", "rejected": "tampered", "failed": "timeout"}
+    verdict = {"status": status, "reason": reasons.get(status, "policy")}
+    return bus.result(bus.expected(submitted), {}, verdict=verdict, **changes)
+
+
+@pytest.mark.parametrize("status", ["cancelled", "lost"])
+def test_unsigned_result_of_what_never_ran_needs_no_key(bus: BusFixture, tmp_path: Path, status: str):
+    submitted = bus.submit()
+    trusted = trusting(tmp_path / "trusted", signing.ensure_key(tmp_path / "key", "runner"))
+    bus.answer(submitted, result=withdrawn(bus, submitted, status), files={})
+    believed = read(bus, submitted, trusted)
+    assert believed.result.verdict.status == status
+    assert believed.signature is TrustLevel.UNSIGNED
+    assert "anyone with push rights" in believed.sentence
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("status", ["passed", "failed", "refused", "rejected"])
+def test_any_other_result_needs_a_trusted_key(bus: BusFixture, tmp_path: Path, status: str):
+    submitted = bus.submit()
+    trusted = trusting(tmp_path / "trusted", signing.ensure_key(tmp_path / "key", "runner"))
+    bus.answer(submitted, result=withdrawn(bus, submitted, status), files={})
+    with pytest.raises(ResultError, match="no signature but those"):
+        read(bus, submitted, trusted)
+
+
+@pytest.mark.parametrize("how", ["a log", "a command", "a stranger's key", "a broken signature"])
+def test_a_cancelled_result_that_claims_more_needs_a_trusted_key(bus: BusFixture, tmp_path: Path, how: str):
+    submitted = bus.submit()
+    trusted = trusting(tmp_path / "trusted", signing.ensure_key(tmp_path / "key", "runner"))
+    command = {"argv": ("true",), "exit_code": 0, "seconds": 1.0, "log": "log.txt"}
+    changes = {"commands": (command,)} if how == "a command" else {}
+    data, files, signature = withdrawn(bus, submitted, **changes), dict[str, bytes](), None
+    if how == "a log":
+        verdict = {"status": "cancelled", "reason": "requested"}
+        files = {"log.txt": b"up"}
+        data = bus.result(bus.expected(submitted), files, verdict=verdict)
+    elif how == "a stranger's key":
+        stranger = signing.ensure_key(tmp_path / "stranger", "runner")
+        signature = signing.sign(stranger, signing.RESULT_NAMESPACE, data)
+    elif how == "a broken signature":
+        signature = b"nonsense"
+    bus.answer(submitted, result=data, signature=signature, files=files)
+    with pytest.raises(ResultError):
+        read(bus, submitted, trusted)
+
+
+def test_withdrawal_of_a_moved_branch_is_believed(bus: BusFixture, tmp_path: Path):
+    submitted = bus.submit()
+    bus.point(submitted.ref, bus.repo.head())
+    trusted = trusting(tmp_path / "trusted", signing.ensure_key(tmp_path / "key", "runner"))
+    bus.answer(submitted, result=withdrawn(bus, submitted), files={})
+    believed = read(bus, submitted, trusted, known=False)
+    assert (believed.ref, believed.request_gone) == (refs.RESULTS + submitted.nonce, True)
 
 
 def test_folder_of_too_many_files_is_not_read(bus: BusFixture):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import click
 import pytest
 
-from bridge.bus.requests import WORKFLOW_PATH, read_request
+from bridge.bus.requests import WORKFLOW_PATH, RequestState, read_request
 from bridge.cli.cancel import cancel
 from bridge.cli.logs import logs
+from bridge.cli.output import Connection
 from bridge.cli.queue import queue
 from bridge.cli.run import run
 from bridge.cli.status import status
@@ -20,7 +20,7 @@ from bridge.github import dispatch
 from bridge.protocol import refs
 from tests.bridge.cli.calls import call
 from tests.fixtures.bus import BusFixture
-from tests.fixtures.repo import Done, wait_for
+from tests.fixtures.repo import Done
 from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
 
 FILE = b"name: mac-bridge\n"
@@ -172,24 +172,108 @@ def test_api_refusal_is_a_warning_next_to_what_git_knows(
 
 def test_cancel_stops_the_run_that_a_machine_has(over: BusFixture, server, kakeya) -> None:
     submitted = over.submit(transport="actions")
-    number = server.add_run(head_sha=submitted.commit)
-    assert kakeya(cancel, submitted.nonce, "--json").json["run"]["state"] == "queued"
-    assert server.of("POST", "/cancel") == [], "one that waits answers the cancel request itself"
-    server.runs[number]["status"] = "in_progress"
+    number = server.add_run(head_sha=submitted.commit, status="in_progress")
     server.add_job(number, "run", ("Run the request", "in_progress"))
     done = kakeya(cancel, submitted.nonce, "--json")
-    assert done.json["run"]["id"] == number
+    assert (done.json["status"], done.json["run"]["id"]) == ("cancelling", number)
     assert "its run was stopped" in done.err
     assert server.runs[number]["conclusion"] == "cancelled"
-
-
-def test_cancel_holds_though_the_remote_is_gone_after_it(over: BusFixture, server, kakeya) -> None:
-    submitted = over.submit(transport="actions")
-    over.hook("post-receive", 'mv "$PWD" "$PWD.away"')
-    done = kakeya(cancel, submitted.nonce, "--json")
-    assert (done.code, done.json["run"]) == (0, None)
-    over.repo.remote.with_name(f"{over.repo.remote.name}.away").rename(over.repo.remote)
     assert refs.CANCELS + submitted.nonce in over.repo.remote_refs()
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("state", ["queued", "ended", "gone", "not known"])
+def test_cancel_withdraws_where_no_machine_has_the_run(
+    over: BusFixture, server, kakeya, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    submitted = over.submit(transport="actions")
+    number = 0 if state == "gone" else server.add_run(head_sha=submitted.commit)
+    if state == "ended":
+        server.runs[number].update(status="completed", conclusion="cancelled")
+        server.add_job(number, "run", ("Run the request", "completed"))
+    if state == "not known":
+        monkeypatch.delenv("KAKEYA_GITHUB_TOKEN")
+    done = kakeya(cancel, submitted.nonce, "--json")
+    assert (done.code, done.json["status"]) == (0, "withdrawn")
+    assert refs.CANCELS + submitted.nonce not in over.repo.remote_refs()
+    assert refs.INBOX + submitted.nonce not in over.repo.remote_refs()
+    assert len(server.of("POST", "/cancel")) == (state == "queued")
+    if state == "queued":
+        assert server.runs[number]["conclusion"] == "cancelled"
+
+
+def test_request_is_withdrawn_where_the_api_cannot_cancel(over: BusFixture, server, kakeya) -> None:
+    submitted = over.submit(transport="actions")
+    server.add_run(head_sha=submitted.commit)
+    server.faults = [Fault("/cancel", 404)]
+    done = kakeya(cancel, submitted.nonce, "--json")
+    assert (done.code, done.json["status"]) == (0, "withdrawn")
+    assert "on its page" in done.err
+
+
+OLD = "20260301t120000z0123456789ab"
+ENDED = {"status": "completed", "conclusion": "failure"}
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("run", [ENDED, None], ids=["ended", "gone"])
+def test_status_and_queue_say_that_a_run_gives_no_result(over: BusFixture, server, kakeya, run) -> None:
+    submitted = over.submit(transport="actions", nonce=OLD)
+    if run is not None:
+        server.add_run(head_sha=submitted.commit, head_branch=submitted.ref[11:], **run)
+    problem = kakeya(status, OLD, "--json").json["run_problem"]
+    said = "its run ended (failure) without a result" if run else "no workflow run of it exists"
+    assert problem == f"{said}: kakeya_mac cancel {OLD} ends it, kakeya_mac again {OLD} asks again"
+    assert problem in kakeya(status, OLD).out
+    [row] = kakeya(queue, "--json").json["requests"]
+    assert row["run_problem"] == problem
+    assert f"{OLD}: {said}" in " ".join(kakeya(queue).out.split())
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("why", ["no token", "a daemon's", "in progress", "young", "the API fails"])
+def test_a_request_that_may_get_a_result_has_no_run_problem(
+    over: BusFixture, server, kakeya, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    transport = "embedded" if why == "a daemon's" else "actions"
+    aged = {} if why == "young" else {"nonce": OLD}
+    submitted = over.submit(transport=transport, **aged)
+    if why == "no token":
+        monkeypatch.delenv("KAKEYA_GITHUB_TOKEN")
+    elif why in {"a daemon's", "in progress"}:
+        run = ENDED if why == "a daemon's" else {"status": "in_progress"}
+        server.add_run(head_sha=submitted.commit, head_branch=submitted.ref[11:], **run)
+    elif why == "the API fails":
+        server.faults = [Fault("/actions", 500, times=99)]
+    assert kakeya(status, submitted.nonce, "--json").json["run_problem"] is None
+    [row] = kakeya(queue, "--json").json["requests"]
+    assert row["run_problem"] is None
+
+
+def test_result_that_came_after_the_first_look_is_shown(
+    over: BusFixture, server, kakeya, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run publishes its result before it ends."""
+    submitted = over.submit(transport="actions")
+    server.add_run(head_sha=submitted.commit, **ENDED)
+    find = Connection.find_run
+
+    def answered(link: Connection, state: RequestState):
+        over.answer(submitted)
+        return find(link, state)
+
+    monkeypatch.setattr(Connection, "find_run", answered)
+    assert kakeya(status, submitted.nonce, "--json", "--allow-unsigned").json["runner_status"] == "passed"
+
+
+def test_users_of_actions_hear_nothing_of_registrations(over: BusFixture, kakeya) -> None:
+    done = kakeya(run, *ASK, "--on", "chip=M4*")
+    assert (done.json["transport"], done.json["runners"]) == ("actions", None)
+    assert "runner" not in done.err
+    shown = kakeya(status, done.json["nonce"])
+    assert "for machines with chip=M4*" in shown.out
+    assert "runner" not in shown.out
+    assert "no runner has been seen" in kakeya(run, *ASK, "--transport", "embedded").err
 
 
 def test_the_jobs_log_is_shown_when_it_has_ended(over: BusFixture, server, kakeya) -> None:
@@ -203,23 +287,16 @@ def test_the_jobs_log_is_shown_when_it_has_ended(over: BusFixture, server, kakey
     assert "\x1b" not in done.out
 
 
-def test_an_evicted_run_is_rerun_while_a_client_waits(
+def test_a_waiting_client_hears_that_its_run_gave_no_result(
     over: BusFixture, server, kakeya, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "INTERVAL_S", 0.2)
     submitted = over.submit(transport="actions")
     number = server.add_run(head_sha=submitted.commit, status="completed", conclusion="cancelled")
-
-    def answer() -> None:
-        wait_for(lambda: server.runs[number]["run_attempt"] == 2, what="the run's second attempt")
-        over.answer(submitted)
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    done = kakeya(wait, submitted.nonce, "--json", "--seconds", "40", "--allow-unsigned")
-    thread.join()
-    assert "evicted before a machine had it" in done.err
-    assert done.json["run"]["id"] == number
+    done = kakeya(wait, submitted.nonce, "--json", "--seconds", "3")
+    assert (done.code, done.json["run"]["id"]) == (4, number)
+    assert done.err.count(done.json["run_problem"]) == 1
+    assert "its run ended (cancelled) without a result" in done.err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``cancel`` reports what it found: an open request, one with a cancel request, one that has ended."""
+"""``cancel`` reports what it found: a request that waits, one that is claimed, one that has ended."""
 
 from __future__ import annotations
 
@@ -35,13 +35,52 @@ def cancel_commit(bus: BusFixture, submitted: Submitted) -> str | None:
     return bus.git.list_refs(bus.remote).get(refs.CANCELS + submitted.nonce)
 
 
+def claimed(bus: BusFixture) -> Submitted:
+    """A request that a runner has."""
+    submitted = bus.submit()
+    bus.claim(submitted)
+    return submitted
+
+
 def end_as(bus: BusFixture, submitted: Submitted, status: Status, reason: Reason) -> None:
     verdict = Verdict(status=status, reason=reason)
     bus.answer(submitted, result=bus.result(bus.expected(submitted), verdict=verdict))
 
 
-def test_cancel_request_is_on_the_remote_with_its_reason(here: BusFixture, kakeya) -> None:
+def test_request_that_waits_is_withdrawn(here: BusFixture, kakeya) -> None:
     submitted = here.submit()
+    done = kakeya(submitted.nonce[:20], "--reason", "wrong\nmodel", "--json")
+    assert done.code == 0, done.err
+    assert done.json == {
+        "status": "withdrawn",
+        "nonce": submitted.nonce,
+        "signed": False,
+        "run": None,
+        "warnings": [],
+        "untrusted": [],
+        "exit_code": 0,
+    }
+    left = {ref for ref in here.repo.remote_refs() if submitted.nonce in ref}
+    assert left == {submitted.ref}
+    again = kakeya(submitted.nonce)
+    assert (again.code, again.out) == (0, f"{submitted.nonce}: already-finished: cancelled (requested)\n")
+
+
+@pytest.mark.slow
+def test_withdrawing_takes_a_cancel_request_away(here: BusFixture, kakeya) -> None:
+    submitted = here.submit()
+    here.point(refs.CANCELS + submitted.nonce, here.repo.head())
+    assert kakeya(submitted.nonce, "--json").json["status"] == "withdrawn"
+    assert cancel_commit(here, submitted) is None
+
+
+def test_with_wait_a_withdrawn_request_ends_in_5(here: BusFixture, kakeya) -> None:
+    done = kakeya(here.submit().nonce, "--wait", "20", "--json")
+    assert (done.code, done.json["status"], done.json["cancel"]) == (5, "cancelled", "withdrawn")
+
+
+def test_cancel_request_is_on_the_remote_with_its_reason(here: BusFixture, kakeya) -> None:
+    submitted = claimed(here)
     done = kakeya(submitted.nonce[:20], "--reason", "wrong\nmodel", "--json")
     assert done.code == 0, done.err
     assert done.json == {
@@ -61,7 +100,7 @@ def test_cancel_request_is_on_the_remote_with_its_reason(here: BusFixture, kakey
 
 @pytest.mark.slow
 def test_asking_again_says_so(here: BusFixture, kakeya) -> None:
-    submitted = here.submit()
+    submitted = claimed(here)
     kakeya(submitted.nonce)
     before = cancel_commit(here, submitted)
     done = kakeya(submitted.nonce)
@@ -106,7 +145,7 @@ def test_unsigned_cancel_that_a_live_runner_ignores_is_warned_of(
 ) -> None:
     strict = Limits(max_timeout_s=60, require_signature=True)
     publish_info(here.cache, info("strict", now=datetime.now(UTC), limits=strict))
-    submitted = here.submit()
+    submitted = claimed(here)
     done = kakeya(submitted.nonce, "--json")
     assert done.code == 0
     assert "strict will ignore it" in done.json["warnings"][0]
@@ -131,7 +170,7 @@ def test_handle_after_wait_is_not_parsed_as_seconds(here: BusFixture, kakeya) ->
 
 
 def test_with_wait_its_end_is_the_exit_code(here: BusFixture, kakeya) -> None:
-    submitted = here.submit()
+    submitted = claimed(here)
 
     def stop_it() -> None:
         wait_for(lambda: cancel_commit(here, submitted))
@@ -150,7 +189,7 @@ def test_with_wait_its_end_is_the_exit_code(here: BusFixture, kakeya) -> None:
 
 
 def test_a_wait_that_ends_first_is_4(here: BusFixture, kakeya) -> None:
-    submitted = here.submit()
+    submitted = claimed(here)
     done = kakeya(submitted.nonce, "--wait", "0.2", "--json")
     assert (done.code, done.json["status"], done.json["cancel"]) == (4, "waiting", "cancelling")
 
@@ -165,7 +204,7 @@ def test_cancel_works_from_another_clone_and_leaves_nothing_there(
     before = snapshot(other)
     done = kakeya(submitted.ref.removeprefix("refs/heads/"))
     assert done.code == 0, done.err
-    assert cancel_commit(here, submitted)
+    assert "withdrawn" in done.out
     assert snapshot(other) == before
 
 
@@ -174,7 +213,7 @@ def test_cancel_request_is_signed_with_the_configured_key(
 ) -> None:
     key = signing.ensure_key(tmp_path / "keys" / "me", "me")
     monkeypatch.setenv("KAKEYA_SIGNING_KEY", str(key))
-    submitted = here.submit()
+    submitted = claimed(here)
     assert kakeya(submitted.nonce, "--json").json["signed"] is True
     files = here.repo.git(
         "ls-tree", "--name-only", cancel_commit(here, submitted) or "", cwd=here.repo.remote
@@ -188,6 +227,21 @@ def test_untrusted_result_does_not_prevent_cancelling(here: BusFixture, kakeya) 
     here.point(submitted.ref, here.commit(submitted.commit, files))
     done = kakeya(submitted.nonce, "--json")
     assert done.json["status"] == "cancelling", done.err
+
+
+@pytest.mark.parametrize("branch", ["deleted", "moved"])
+def test_request_that_is_nowhere_cannot_be_cancelled(here: BusFixture, kakeya, branch: str) -> None:
+    submitted = here.submit()
+    here.claim(submitted)
+    here.repo.git("update-ref", "-d", refs.INBOX + submitted.nonce, cwd=here.repo.remote)
+    if branch == "moved":
+        here.point(submitted.ref, here.repo.head())
+    else:
+        here.repo.git("update-ref", "-d", submitted.ref, cwd=here.repo.remote)
+    done = kakeya(submitted.nonce)
+    assert done.code in (3, 6)
+    said = f"holds {here.repo.head()[:12]}" if branch == "moved" else "it was deleted, or never pushed"
+    assert said in done.err
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from bridge.bus.claims import Heartbeat
 from bridge.client.watch import Update, watch
 from bridge.errors import RemoteUnreachable, UnknownHandle, WaitTimeout
+from bridge.protocol import refs
 from bridge.protocol.result import Phase
 from tests.fixtures.bus import BusFixture, make_bus
 
@@ -69,8 +70,24 @@ def test_a_request_that_vanishes_is_reported(bus: BusFixture):
     submitted = bus.submit()
     for ref in bus.repo.remote_refs() - {"refs/heads/main"}:
         bus.repo.git("update-ref", "-d", ref, cwd=bus.repo.remote)
-    with pytest.raises(UnknownHandle):
+    with pytest.raises(UnknownHandle, match="it was deleted, or never pushed"):
         follow(bus, submitted.nonce, Time())
+
+
+def test_what_became_of_the_branch_is_said(bus: BusFixture):
+    deleted, moved = bus.submit(), bus.submit()
+
+    def delete(*names: str) -> None:
+        for ref in names:
+            bus.repo.git("update-ref", "-d", ref, cwd=bus.repo.remote)
+
+    time = Time(lambda: delete(deleted.ref, refs.INBOX + deleted.nonce))
+    with pytest.raises(UnknownHandle, match="its branch was deleted before a result"):
+        follow(bus, deleted.nonce, time)
+    delete(refs.INBOX + moved.nonce)
+    bus.point(moved.ref, bus.repo.head())
+    with pytest.raises(UnknownHandle, match=f"its branch {moved.ref} holds {bus.repo.head()[:12]} now"):
+        follow(bus, moved.nonce, Time(), expected=bus.expected(moved))
 
 
 def test_a_passing_fault_is_waited_out_and_a_lasting_one_is_not(bus: BusFixture):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
-from bridge.errors import ApiConflict, ApiError, ApiFault
-from bridge.github.api import GitHub
+from bridge.errors import ApiConflict, ApiError, ApiFault, ApiNotFound
+from bridge.github.api import GitHub, Repository, Token
 from tests.bridge.github.apis import api
 from tests.servers.github import SLUG, TOKEN, Fault, GitHubServer, github_server
 
@@ -13,7 +15,7 @@ from tests.servers.github import SLUG, TOKEN, Fault, GitHubServer, github_server
 def test_runs_are_found_by_commit(server: GitHubServer, github: GitHub):
     mine = server.add_run(head_sha="a" * 40)
     server.add_run(head_sha="b" * 40)
-    found = github.runs(head_sha="a" * 40)
+    found = github.runs(head_sha="a" * 40).rows
     assert [run.id for run in found] == [mine]
     assert (found[0].state, found[0].conclusion) == ("queued", None)
     assert found[0].url == f"https://github.com/{SLUG}/actions/runs/{mine}"
@@ -21,7 +23,7 @@ def test_runs_are_found_by_commit(server: GitHubServer, github: GitHub):
 
 def test_the_newest_runs_are_listed_in_one_call(server: GitHubServer, github: GitHub):
     made = [server.add_run() for _ in range(30)]
-    assert [run.id for run in github.runs(limit=5)] == made[:-6:-1]
+    assert [run.id for run in github.runs(limit=5).rows] == made[:-6:-1]
     assert [call.token for call in server.calls] == [TOKEN]
 
 
@@ -138,3 +140,53 @@ def test_facts_of_the_repository(server: GitHubServer, github: GitHub):
     facts = github.facts()
     assert (facts.private, facts.default_branch) == (True, "main")
     assert facts.permissions == {"push": True, "pull": True}
+
+
+def test_runs_without_a_list_of_one_workflow_are_found(server: GitHubServer, github: GitHub):
+    """Gitea names a workflow's file with the ref, counts attempts from 0, and has no `created_at`."""
+    server.lists_workflows = False
+    server.add_run(path="other.yaml@refs/heads/main")
+    made = [
+        server.add_run(path=path, run_attempt=0, created_at=None, head_sha="a" * 40)
+        for path in (".github/workflows/mac-bridge.yaml", "mac-bridge.yaml@refs/heads/x@y")
+    ]
+    server.add_run(path=".gitea/workflows/mac-bridge.yaml.bak", head_sha="a" * 40)
+    assert [run.id for run in github.runs().rows] == made[::-1]
+    [newest] = github.runs(head_sha="a" * 40, limit=1).rows
+    assert newest.id == made[-1]
+    assert "attempt" not in newest.sentence
+    assert server.calls[-1].query["limit"] == "100"
+
+
+def test_a_missing_repository_is_not_a_missing_list(server: GitHubServer):
+    github = GitHub(Repository("octo/nothing", server.api), Token(TOKEN, "KAKEYA_GITHUB_TOKEN"))
+    with pytest.raises(ApiNotFound, match="workflow runs of octo/nothing") as caught:
+        github.runs()
+    assert "check the name" in (caught.value.remedy or "")
+
+
+def test_a_list_says_since_when_it_is_complete(server: GitHubServer, github: GitHub):
+    made = [server.add_run(created_at=f"2026-03-01T12:00:0{i}Z") for i in range(3)]
+    assert github.runs(limit=len(made)).since.year == 1
+    assert github.runs(limit=2).since == datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC)
+    server.runs[made[1]]["created_at"] = None
+    assert github.runs(limit=2).since.year == 9999
+
+
+def test_a_job_of_gitea_is_read(server: GitHubServer, github: GitHub):
+    """Labels may be null, times that have not come are zero, and steps have the status of their job."""
+    run = server.add_run(status="in_progress")
+    steps = (("Set up job", "in_progress"), ("Execute the request", "in_progress"))
+    zero = {"started_at": "0001-01-01T00:00:00Z", "completed_at": "1970-01-01T01:00:00+01:00"}
+    server.add_job(run, "run", *steps, labels=None, created_at="2026-03-01T12:00:00Z", **zero)
+    [job] = github.jobs(run)
+    assert (job.created_at, job.started_at, job.completed_at) == ("2026-03-01T12:00:00Z", None, None)
+    assert (job.labels, job.step, job.conclusion) == (None, None, None)
+
+
+def test_a_server_that_cannot_cancel_runs_names_the_page(server: GitHubServer, github: GitHub):
+    run = server.add_run()
+    server.faults = [Fault("/cancel", 404, message="404 page not found")]
+    with pytest.raises(ApiNotFound) as caught:
+        github.cancel(run)
+    assert "on its page" in (caught.value.remedy or "")

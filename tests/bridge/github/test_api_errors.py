@@ -52,6 +52,10 @@ REFUSALS: dict[str, tuple[Fault, type[ApiError], str]] = {
     ),
     "a fault with a time": (Fault("runs", 503, {"retry-after": "1800"}), ApiFault, "after 1800 s"),
     "moved": (Fault("runs", 304), ApiError, "redirects"),
+    "expired": (Fault("runs", 410, message="Server Error"), ApiError, "410 (expired)"),
+    "not taken": (Fault("runs", 400, message="Invalid status x"), ApiError, "400: Invalid status x"),
+    "not allowed": (Fault("runs", 405), ApiError, "does not take this call"),
+    "a fault": (Fault("runs", 500), ApiFault, "a fault of the server: try again later"),
 }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from bridge.github.api import GitHub
 from bridge.github.dispatch import (
     INTERVAL_S,
     LATE_S,
-    MAX_RERUNS,
     RequestRef,
     RunWatcher,
     find_run,
@@ -42,16 +43,16 @@ def watch(server: GitHubServer) -> Watch:
 
 
 def test_a_run_is_found_by_commit_title_or_id(server: GitHubServer, github: GitHub) -> None:
-    assert find_run(github, REQUEST) is None
+    assert find_run(github, REQUEST).run is None
     server.add_run(head_sha="b" * 40)
     other = server.add_run(event="workflow_dispatch", display_title="mac-bridge/other")
     dispatched = server.add_run(event="workflow_dispatch", display_title=BRANCH.removeprefix("refs/heads/"))
-    found = find_run(github, REQUEST)
+    found = find_run(github, REQUEST).run
     assert found is not None
     assert found.id == dispatched
     pushed = server.add_run(head_sha=COMMIT)
     for request, run in ((REQUEST, pushed), (RequestRef(NONCE, BRANCH, COMMIT, other), other)):
-        found = find_run(github, request)
+        found = find_run(github, request).run
         assert found is not None
         assert found.id == run
 
@@ -61,8 +62,9 @@ def test_runs_of_many_requests_come_from_one_list(server: GitHubServer, github: 
     server.add_job(number, "run", ("Execute the request", "in_progress"))
     server.add_run(head_branch="main")
     found = runs_by_nonce(github, [NONCE, "20260301t120000zba9876543210"])
-    assert list(found) == [NONCE]
-    assert (found[NONCE].id, found[NONCE].machine) == (number, "studio")
+    run = found[NONCE].run
+    assert run is not None
+    assert (run.id, run.machine) == (number, "studio")
     assert len(server.calls) == 2
     assert runs_by_nonce(github, []) == {}
 
@@ -85,29 +87,55 @@ def test_a_waiting_client_hears_of_machine_and_step(server: GitHubServer, watch:
 
 def test_a_missing_run_and_a_missing_machine_are_reported(server: GitHubServer, watch: Watch) -> None:
     assert watch.later(0) == ""
-    assert "no workflow run exists" in watch.later(LATE_S)
+    assert "no workflow run was found" in watch.later(LATE_S)
     run = server.add_run(head_sha=COMMIT)
     server.add_job(run, "run")
     assert "labels: self-hosted, macOS" in watch.later()
 
 
-def test_an_evicted_run_is_rerun_up_to_the_limit(server: GitHubServer, watch: Watch) -> None:
-    run = server.add_run(head_sha=COMMIT)
-    for attempt in range(1, MAX_RERUNS + 1):
-        server.runs[run].update(status="completed", conclusion="cancelled")
-        assert f"re-run (attempt {attempt + 1})" in watch.later()
-        assert server.runs[run]["run_attempt"] == attempt + 1
-    server.runs[run].update(status="completed", conclusion="cancelled")
-    assert "which is the limit" in watch.later()
-    assert watch.later() == ""
-    assert len(server.of("POST", "/rerun")) == MAX_RERUNS
-
-
-def test_a_run_cancelled_on_a_machine_is_not_rerun(server: GitHubServer, watch: Watch) -> None:
+def test_a_run_without_a_result_is_reported_once(server: GitHubServer, watch: Watch) -> None:
     run = server.add_run(head_sha=COMMIT, status="completed", conclusion="cancelled")
-    server.add_job(run, "run", ("Run the request", "completed"))
-    assert "run ended: cancelled" in watch.later()
-    assert server.of("POST", "/rerun") == []
+    assert watch.later(0).startswith("run ended: cancelled: ")
+    assert watch.watcher.problem is None, "its result may have come after the last look"
+    said = watch.later()
+    assert "its run ended (cancelled) without a result" in said
+    assert f"kakeya_mac cancel {NONCE}" in said
+    assert f"kakeya_mac again {NONCE}" in said
+    assert watch.later() == ""
+    assert watch.watcher.problem == said
+    server.runs[run].update(status="queued", conclusion=None, run_attempt=2)
+    assert "run queued, attempt 2" in watch.later()
+    assert watch.watcher.problem is None
+    assert {call.method for call in server.calls} == {"GET"}
+
+
+def test_a_run_that_was_deleted_is_missing(server: GitHubServer, github: GitHub) -> None:
+    found = find_run(github, RequestRef(NONCE, BRANCH, COMMIT, 4711))
+    assert found.run is None
+    assert "no workflow run of it exists" in (found.problem(NONCE) or "")
+    assert runs_by_nonce(github, [NONCE])[NONCE].is_missing
+
+
+def test_a_young_request_may_have_no_run_yet(server: GitHubServer, github: GitHub) -> None:
+    young = datetime.now(UTC).strftime("%Y%m%dt%H%M%Sz0123456789ab")
+    assert find_run(github, RequestRef(young, BRANCH, COMMIT)).problem(young) is None
+
+
+def test_a_run_beyond_the_list_is_not_called_missing(server: GitHubServer, github: GitHub) -> None:
+    for _ in range(101):
+        server.add_run(created_at="2026-04-01T12:00:00Z")
+    assert not find_run(github, REQUEST).is_missing
+    assert NONCE not in runs_by_nonce(github, [NONCE])
+
+
+def test_runs_of_another_commit_do_not_count(server: GitHubServer, github: GitHub, monkeypatch) -> None:
+    """A server may ignore the query `head_sha`."""
+    mine, _ = server.add_run(head_sha=COMMIT), server.add_run(head_sha="b" * 40)
+    ignoring = lambda *, head_sha=None, limit=100: GitHub.runs(github, limit=limit)  # noqa: E731
+    monkeypatch.setattr(github, "runs", ignoring)
+    found = find_run(github, REQUEST).run
+    assert found is not None
+    assert found.id == mine
 
 
 FAILURES = {
