@@ -10,7 +10,7 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE # where nothing compiled is kept, every program compiles all of its imports anew
 
-.PHONY: setup demo test lint workflows types docs bench peers peers-env slow e2e faults soak exhaustive fuzz bandit audit clean help
+.PHONY: setup demo test lint workflows types docs bench peers peers-env slow e2e forge faults soak exhaustive fuzz bandit audit clean help
 
 $(STAMP): pyproject.toml uv.lock scripts/requirements-build.txt
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -36,6 +36,12 @@ slow: $(STAMP) ## the longer tests (those in SLOW): whole tables of what make te
 e2e: $(STAMP) ## the end-to-end tests: whole programs over real servers and the shipped pair
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'e2e and not quiet and not exhaustive' --durations=20
 	@$(BIN)/python -m pytest -q -m 'e2e and quiet and not exhaustive' --durations=20
+
+# Outlives this checkout, because Gitea takes minutes to build.
+FORGE ?= $${XDG_CACHE_HOME:-$$HOME/.cache}/kakeya-mac/forge
+forge: $(STAMP) ## the workflow files on a real Gitea server, which is built first (needs a C compiler)
+	@scripts/install_forge.sh "$(FORGE)"
+	@$(BIN)/python -m tests.forge "$(FORGE)"
 
 N ?= 1000
 SEED ?= 1
@@ -100,7 +106,7 @@ peers: peers-env ## measure the engine against other engines on the same weights
 	@.venv-peers/bin/python benchmarks/peers.py --size demo
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .venv-peers .venv-fuzz .act .tokenizers .mlx-lm-tests build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-fuzz .act .go .tokenizers .mlx-lm-tests build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list

@@ -307,10 +307,6 @@ class GitHub:
         """A job's log, which exists once the job has ended (actions: read)."""
         return self._call("GET", f"/actions/jobs/{job_id}/logs", f"the log of the job {job_id}").content
 
-    def rerun(self, run_id: int) -> None:
-        """Re-run a run, as its next attempt (actions: write); `doctor` probes the token with it."""
-        self._call("POST", f"/actions/runs/{run_id}/rerun", f"re-running the run {run_id}")
-
     def cancel(self, run_id: int) -> None:
         """Cancel a run (actions: write)."""
         try:

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -172,15 +171,6 @@ class Workshop:
         """Push a request for the workflow; its nonce and branch."""
         manifest = self.runner.ask(preset, **{"transport": "actions", **changes})
         return manifest.nonce, manifest.result_ref
-
-    def intruder(self, script: str) -> str:
-        """A program that is let at the store of artifacts after an upload."""
-        path = self.repo.root / "intruder"
-        path.write_text(
-            f"#!{sys.executable}\nimport pathlib, sys\nstore = pathlib.Path(sys.argv[1])\n{script}\n"
-        )
-        path.chmod(0o755)
-        return str(path)
 
     def has_inbox(self, nonce: str) -> bool:
         return refs.INBOX + nonce in self.repo.remote_refs()

@@ -291,16 +291,10 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.state
         if not state.writes_actions:
             raise _Refused(403, "Resource not accessible by integration")
-        if found := re.fullmatch(r"/actions/runs/(\d+)/(rerun|cancel)", place):
+        if found := re.fullmatch(r"/actions/runs/(\d+)/cancel", place):
             run = state.runs.get(int(found[1]))
             if run is None:
                 raise _Refused(404, "Not Found")
-            if found[2] == "rerun":
-                if run["status"] != "completed":
-                    raise _Refused(403, "This workflow run is already running")
-                run.update(status="queued", conclusion=None, run_attempt=run["run_attempt"] + 1)
-                state.jobs.pop(run["id"], None)
-                return 201, {}, {}
             if run["status"] == "completed":
                 raise _Refused(409, "Cannot cancel a workflow run that is completed.")
             run.update(status="completed", conclusion="cancelled")

@@ -37,10 +37,8 @@ def test_the_live_step_of_a_job(server: GitHubServer, github: GitHub):
     assert second.step is None
 
 
-def test_a_run_is_started_again_and_stopped(server: GitHubServer, github: GitHub):
-    run = server.add_run(status="completed", conclusion="cancelled")
-    github.rerun(run)
-    assert github.run(run).attempt == 2
+def test_a_run_is_cancelled_once(server: GitHubServer, github: GitHub):
+    run = server.add_run(status="in_progress")
     github.cancel(run)
     assert github.run(run).conclusion == "cancelled"
     with pytest.raises(ApiConflict, match=r"409.*completed"):
@@ -93,10 +91,10 @@ def test_a_change_is_not_sent_to_another_server(server: GitHubServer, github: Gi
     run = server.add_run(status="completed")
     with github_server() as other:
         server.faults.append(
-            Fault("/rerun", 307, {"location": f"{other.api}/repos/{SLUG}/actions/runs/1/rerun"})
+            Fault("/cancel", 307, {"location": f"{other.api}/repos/{SLUG}/actions/runs/1/cancel"})
         )
         with pytest.raises(ApiError, match="answered 307"):
-            github.rerun(run)
+            github.cancel(run)
         assert other.calls == []
 
 
@@ -124,7 +122,7 @@ def test_an_address_that_is_none_is_an_error_of_the_api(
     github = api(server, timeout_s=5.0)
     server.faults.append(Fault("runs", 307, {"location": address}, times=99))
     with pytest.raises(ApiError):
-        github.run(1) if method == "GET" else github.rerun(1)
+        github.run(1) if method == "GET" else github.cancel(1)
 
 
 def test_a_renamed_repository_is_followed_on_the_same_server(server: GitHubServer, github: GitHub):

@@ -98,10 +98,10 @@ def test_retries_end(server: GitHubServer, github: GitHub):
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_a_change_is_sent_once(server: GitHubServer, github: GitHub, status: int):
     run = server.add_run(status="completed")
-    server.faults.append(Fault("rerun", status, {"retry-after": "1"}, times=99))
-    with pytest.raises(ApiError, match="re-running the run"):
-        github.rerun(run)
-    assert len(server.of("POST", "rerun")) == 1
+    server.faults.append(Fault("/cancel", status, {"retry-after": "1"}, times=99))
+    with pytest.raises(ApiError, match="cancelling the run"):
+        github.cancel(run)
+    assert len(server.of("POST", "/cancel")) == 1
 
 
 @pytest.mark.parametrize("body", [b"", b'{"id": 1', b"<html>", b"[1]", b'{"id": "x"}', b"[" * 100_000])
