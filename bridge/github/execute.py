@@ -71,7 +71,7 @@ class WorkflowExecutor:
         """Execute one request into the folder `out`; None: a runner's daemon takes it."""
         workflow.require_empty(out)
         with contextlib.ExitStack() as held:
-            ended = self._wait_for_name(held)
+            self._wait_for_name(held)
             request = workflow.load_request(self._cache, ref)
             if request is None:
                 return None
@@ -79,24 +79,24 @@ class WorkflowExecutor:
             if result is not None and result.request_commit == ref.commit:  # its run is repeated
                 log.info("this request was executed here before; writing its signed result again")
             else:
-                result = self._answer(request, attempt, ended)
+                result = self._answer(request, attempt)
             artifact = workflow.write_artifact(result, out)
             verdict = artifact.verdict
             log.info("%s/%s %s", verdict.status, verdict.reason, verdict.message)
             return artifact
 
-    def _wait_for_name(self, held: contextlib.ExitStack) -> Verdict | None:
-        """Hold this runner's name once no other process has it; or why the run ends before."""
-        while (ended := self._ended(started=False)) is None:
+    def _wait_for_name(self, held: contextlib.ExitStack) -> None:
+        """Hold this runner's name once no other process has it, or until the request has to end."""
+        while self._end_verdict(started=False) is None:
             try:
                 held.enter_context(hold_name(self._config))
-                break
             except NameInUse as error:
                 self._log_wait(error.message)
                 self._wait(_POLL_S)
-        return ended
+            else:
+                return
 
-    def _ended(self, *, started: bool) -> Verdict | None:
+    def _end_verdict(self, *, started: bool) -> Verdict | None:
         """Why the request has to end now, `started` or not; None: it may go on."""
         if self._stop.is_set():
             what = "" if started else "; it had not been started"
@@ -120,8 +120,8 @@ class WorkflowExecutor:
         """Wait for some seconds, or until the request has to end."""
         self._stop.wait(max(0.0, min(seconds, self._deadline - time.monotonic())))
 
-    def _answer(self, request: Request, attempt: int, ended: Verdict | None) -> ResultFiles:
-        """Ask the daemon's questions and, if none of them refuses, run the job; `ended`: why it cannot."""
+    def _answer(self, request: Request, attempt: int) -> ResultFiles:
+        """Ask the daemon's questions and, if none of them refuses, run the job."""
         find_signer(request, self._config, _now())
         found = workflow.list_request(self._cache, request)
         state = state_of(found, request.nonce)
@@ -129,7 +129,7 @@ class WorkflowExecutor:
         here = tips.keys() - self._cache.bring(tips, list(tips)).keys()
         if state.result or any(has_result(self._cache, tips[ref], request.nonce) for ref in here):
             self._store.answer(request.nonce)
-        decision, supervisor, ended = self._wait_until_admitted(request, found, ended)
+        decision, supervisor, ended = self._wait_until_admitted(request, found)
         with contextlib.ExitStack() as stack:
             if supervisor is not None:
                 stack.enter_context(supervisor)
@@ -155,7 +155,7 @@ class WorkflowExecutor:
             log.warning("cannot keep the result for a repeated run: %s", error.message)
 
     def _wait_until_admitted(
-        self, request: Request, found: Mapping[str, str], ended: Verdict | None
+        self, request: Request, found: Mapping[str, str]
     ) -> tuple[Decision, Supervisor | None, Verdict | None]:
         """Wait for the machine: the decision, a supervisor, why the request ends without being started."""
         while True:
@@ -164,10 +164,11 @@ class WorkflowExecutor:
             decision = decision.refusal if isinstance(decision, NotNow) else decision
             if isinstance(decision, Refusal):
                 return decision, None, None
+            ended = self._end_verdict(started=False)
             with contextlib.suppress(BusError):  # the remote may be away for a while
                 if (reason := self._poll_cancel(request)) is not None:
                     ended = make_verdict(Reason.REQUESTED, f"{reason}; it had not been started")
-            if (ended := ended or self._ended(started=False)) is not None:
+            if ended is not None:
                 return decision, None, ended
             try:
                 return decision, Supervisor(self._config.lock), None
@@ -196,6 +197,6 @@ class WorkflowExecutor:
             poll_s=self._config.timing.cancel_s,
             show=lambda line: self._echo(f"| {workflow.without_commands(line)}"),
         )
-        report = job.run(heartbeat, supervisor, abort=lambda: self._ended(started=True))
+        report = job.run(heartbeat, supervisor, abort=lambda: self._end_verdict(started=True))
         assert report is not None  # noqa: S101 - only a lost lease gives none
         return report

@@ -18,7 +18,7 @@ from bridge.bus.results import ExpectedRequest, believe, check_files, fetch, pin
 from bridge.client.fetch import Judged, judge
 from bridge.errors import ApiError, BusError, EvidenceError
 from bridge.git.cache import GitCache
-from bridge.github.api import GitHub, JobRecord, RunView
+from bridge.github.api import MAC_JOB, GitHub, JobRecord
 from bridge.github.dispatch import RequestRef
 from bridge.github.workflow import list_request, load_request, read_artifact, result_branch
 from bridge.protocol import result as protocol
@@ -50,7 +50,7 @@ class Delivery:
         page = f"; see {self.run_url}" if self.run_url else ""
         return Verdict(status=status, reason=reason, message=f"{message}{page}"[:4000])
 
-    def lost(self, job: JobRecord | None) -> Verdict:
+    def without_artifact(self, job: JobRecord | None) -> Verdict:
         """The verdict on a run that left no artifact; `job`: what the API says of the Mac's job."""
         if self.digest:
             message = "the workflow run gave a result, and its artifact is missing"
@@ -145,7 +145,7 @@ class WorkflowPublisher:
                 expected = _expected(request)
                 check_files(artifact.files, nonce=request.nonce, expected=expected, trusted=self.trusted)
                 return artifact.files
-            verdict = delivery.lost(self._mac_job(delivery))
+            verdict = delivery.without_artifact(self._mac_job(delivery))
         except EvidenceError as error:
             log.error("not published: %s", error.message)
             message = f"the artifact is not the result that the run signed: {error.message}"
@@ -167,10 +167,11 @@ class WorkflowPublisher:
         if self.github is None or delivery.run_id is None:
             return None
         try:
-            return RunView(id=delivery.run_id, jobs=self.github.jobs(delivery.run_id)).mac_job
+            jobs = self.github.jobs(delivery.run_id)
         except ApiError as error:
             log.warning("going by how the job ended (%s): %s", delivery.run_result, error.message)
             return None
+        return next((job for job in jobs if job.name == MAC_JOB), None)
 
     def _published(self, request: Request, delivery: Delivery, *, ours: bool = False) -> Judged | None:
         """The result that the remote holds, with the verdict that counts here; None: it holds none."""

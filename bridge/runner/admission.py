@@ -33,12 +33,13 @@ from bridge.signing import Signature
 from bridge.signing.keyfiles import UNSIGNED
 
 # Refusals about this machine alone: another runner that says it takes the preset gets so much time first.
-OWN_REASONS = frozenset(
-    (
-        *(Reason.UNKNOWN_PRESET, Reason.POLICY, Reason.OUTSIDE_HOURS),
-        *(Reason.MACHINE_UNFIT, Reason.MODEL_MISSING),
-    )
-)
+OWN_REASONS = {
+    Reason.UNKNOWN_PRESET,
+    Reason.POLICY,
+    Reason.OUTSIDE_HOURS,
+    Reason.MACHINE_UNFIT,
+    Reason.MODEL_MISSING,
+}
 PATIENCE = timedelta(minutes=5)
 _LOOK_AGAIN = timedelta(seconds=30)
 _REASONS = {

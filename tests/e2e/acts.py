@@ -25,7 +25,7 @@ STAND_INS = Path(__file__).parent / "actions"
 WORKFLOWS = ROOT / ".github" / "workflows"
 _USES = re.compile(r"uses: (actions/[a-z-]+)@([0-9a-f]{40})")
 # What a package installer needs to know of this machine's network.
-_NETWORK = re.compile(r"(?i)(uv|pip)_\w+|ssl_\w+|\w+_ca_bundle|\w+_proxy|\w+_cacert")
+NETWORK = re.compile(r"(?i)(uv|pip)_\w+|ssl_\w+|\w+_ca_bundle|\w+_proxy|\w+_cacert")
 
 
 def pinned() -> dict[str, str]:
@@ -133,7 +133,7 @@ class Workshop:
         payload = {**event, "repository": {**repository, "owner": {"login": "team", "name": "team"}}}
         (self.workdir / "event.json").write_text(json.dumps(payload))
         given = {
-            **{key: value for key, value in os.environ.items() if _NETWORK.fullmatch(key)},
+            **{key: value for key, value in os.environ.items() if NETWORK.fullmatch(key)},
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "HOME": str(home),
             "UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv")),

@@ -43,7 +43,7 @@ def main() -> int:
         print(f"forge: Gitea {versions['gitea']}, executor {versions['act']}, in {folder}", flush=True)
         site.prepare()
         print(f"forge: {site.forge.url} is up after {time.monotonic() - start_s:.0f} s", flush=True)
-        for name in given.only or SCENARIOS:
+        for name in [name for name in given.only or SCENARIOS if name not in given.skip]:
             rows.append(run(site, name))
     except Exception:
         traceback.print_exc()

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -19,17 +18,13 @@ from typing import Any, TypeVar
 
 import requests
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = ROOT / ".venv" / "bin"
-STAND_INS = ROOT / "tests" / "e2e" / "actions"
-WORKFLOWS = ROOT / ".github" / "workflows"
+from tests.e2e.acts import NETWORK, ROOT, STAND_INS, pinned
+from tests.fixtures.repo import BIN
+
 OWNER, MEMBER = "owner", "alice"
 SLUG = "team/workload"
 MAC, HOSTED = "studio", "hosted"
 MAC_LABELS, HOSTED_LABELS = "self-hosted,macOS,ARM64,kakeya-mac", "ubuntu-latest"
-_USES = re.compile(r"uses: actions/([a-z-]+)@([0-9a-f]{40})")
-# What package installers need to know of this machine's network.
-_NETWORK = re.compile(r"(?i)(uv|pip)_\w+|ssl_\w+|\w+_ca_bundle|\w+_proxy|\w+_cacert")
 _SETTINGS = """
 RUN_MODE = prod
 RUN_USER = {user}
@@ -66,10 +61,6 @@ ENABLED = false
 
 
 T = TypeVar("T")
-
-
-class ForgeError(AssertionError):
-    """The server did something else than a scenario expects of it."""
 
 
 def password(user: str) -> str:
@@ -119,16 +110,15 @@ class Forge:
             self.api("POST", "/orgs", {"username": organisation, "visibility": "public"})
         self.api("POST", "/orgs/team/repos", {"name": "workload", "private": True, "default_branch": "main"})
         self.api("PUT", f"/repos/{SLUG}/collaborators/{MEMBER}", {"permission": "write"})
-        for action, commits in _pins().items():
-            self.api("POST", "/orgs/actions/repos", {"name": action, "default_branch": "main"})
-            copy = self.folder / "stand-ins" / action
-            shutil.copytree(STAND_INS / action, copy)
-            self._first_commit(copy, f"a stand-in for actions/{action}")
+        for action, commit in pinned().items():
+            name = action.removeprefix("actions/")
+            self.api("POST", "/orgs/actions/repos", {"name": name, "default_branch": "main"})
+            copy = self.folder / "stand-ins" / name
+            shutil.copytree(STAND_INS / name, copy)
+            self._first_commit(copy, f"a stand-in for {action}")
             # No commit can be made to have the pinned id, but a tag can have its name.
-            names = [f"HEAD:refs/tags/{commit}" for commit in commits]
-            self.git(
-                "push", "--quiet", self.address(OWNER, f"actions/{action}"), "HEAD:main", *names, cwd=copy
-            )
+            tag = f"HEAD:refs/tags/{commit}"
+            self.git("push", "--quiet", self.address(OWNER, action), "HEAD:main", tag, cwd=copy)
         project = self.folder / "project"
         listed = self.git("ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
         for name in filter(None, listed.split("\0")):
@@ -176,7 +166,7 @@ class Forge:
         """What a machine of this name has in its environment; kakeya_mac is installed on the Mac alone."""
         home = self.home(name)
         return {
-            **{key: value for key, value in os.environ.items() if _NETWORK.fullmatch(key)},
+            **{key: value for key, value in os.environ.items() if NETWORK.fullmatch(key)},
             "PATH": os.environ["PATH"] if name == HOSTED else f"{BIN}:{os.environ['PATH']}",
             "HOME": str(home),
             "LANG": "C.UTF-8",
@@ -213,7 +203,7 @@ class Forge:
         url, who = f"{self.url}/api/v1{path}", (user, password(user))
         answer = requests.request(method, url, json=body, auth=who, timeout=60)
         if not answer.ok:
-            raise ForgeError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+            raise AssertionError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
         return answer
 
     def runs(self) -> list[dict[str, Any]]:
@@ -261,7 +251,7 @@ class Forge:
             ["git", *args], cwd=cwd, env={**os.environ, **outside, **env}, capture_output=True, timeout=120
         )
         if done.returncode != 0:
-            raise ForgeError(f"git {args[0]} failed: {done.stderr.decode(errors='replace')}")
+            raise AssertionError(f"git {args[0]} failed: {done.stderr.decode(errors='replace')}")
         return done.stdout.decode(errors="replace").strip()
 
     def refs(self) -> dict[str, str]:
@@ -275,7 +265,7 @@ class Forge:
         deadline = time.monotonic() + patience_s
         while not (value := found()):
             if time.monotonic() > deadline:
-                raise ForgeError(f"not within {patience_s:.0f} s: {what}")
+                raise AssertionError(f"not within {patience_s:.0f} s: {what}")
             time.sleep(0.3)
         return value
 
@@ -303,22 +293,13 @@ class Forge:
             self._gitea_argv(*args), env=self._gitea_env(), capture_output=True, timeout=120, text=True
         )
         if done.returncode != 0:
-            raise ForgeError(f"gitea {args[0]} failed: {done.stdout}{done.stderr}")
+            raise AssertionError(f"gitea {args[0]} failed: {done.stdout}{done.stderr}")
 
     def _spawn(self, name: str, argv: list[str], *, env: dict[str, str], cwd: Path | None = None) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 argv, env=env, cwd=cwd or self.folder, stdout=log, stderr=log, start_new_session=True
             )
-
-
-def _pins() -> dict[str, set[str]]:
-    """The commits by which the workflows name each action."""
-    found: dict[str, set[str]] = {}
-    for file in WORKFLOWS.glob("mac-*.yaml"):
-        for action, commit in _USES.findall(file.read_text()):
-            found.setdefault(action, set()).add(commit)
-    return found
 
 
 def _whoami() -> str:

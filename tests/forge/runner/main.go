@@ -40,10 +40,8 @@ const (
 )
 
 type credentials struct {
-	UUID   string   `json:"uuid"`
-	Token  string   `json:"token"`
-	Name   string   `json:"name"`
-	Labels []string `json:"labels"`
+	UUID  string `json:"uuid"`
+	Token string `json:"token"`
 }
 
 type machine struct {
@@ -93,7 +91,7 @@ func register(server, token, name string, labels []string) error {
 		return err
 	}
 	got := answer.Msg.Runner
-	return json.NewEncoder(os.Stdout).Encode(credentials{UUID: got.Uuid, Token: got.Token, Name: name, Labels: labels})
+	return json.NewEncoder(os.Stdout).Encode(credentials{UUID: got.Uuid, Token: got.Token})
 }
 
 func serve(server, file, work string, jobs int) error {
@@ -157,9 +155,9 @@ func (m *machine) do(task *runnerv1.Task) {
 		}
 	}()
 	outputs, err := m.execute(ctx, task, r)
-	r.outputs = outputs
 	cancel()
 	<-reported
+	r.outputs = outputs
 	r.finish(err)
 	logrus.Infof("job %d: %s", task.Id, r.state.Result)
 }
@@ -171,9 +169,11 @@ func (m *machine) execute(ctx context.Context, task *runnerv1.Task, r *reporter)
 		return nil, err
 	}
 	job := workflow.GetJob(id)
+	r.lock.Lock()
 	for i := range job.Steps {
 		r.state.Steps = append(r.state.Steps, &runnerv1.StepState{Id: int64(i)})
 	}
+	r.lock.Unlock()
 	plan, err := model.CombineWorkflowPlanner(workflow).PlanJob(id)
 	if err != nil {
 		return nil, err
