@@ -27,7 +27,7 @@ from bridge.git.errors import summary
 from bridge.git.remote import for_git
 from bridge.git.repo import GitRepo
 from bridge.github.api import TOKEN_VARIABLES, GitHub, find_token, repository_of
-from bridge.github.servers import identify, server_of
+from bridge.github.servers import server_of
 from bridge.mac import options, setup
 from bridge.presets import Preset
 from bridge.proc import find_program
@@ -45,7 +45,6 @@ MOST_PUSHES_PER_MINUTE = 6
 MOST_READS_PER_SECOND = 15
 _OBJECTS_PER_PUSH = 4  # commit, tree, file and signature of a heartbeat
 _TIMEOUT_S = 15.0
-_SERVER_TIMEOUT_S = 3.0
 _GROUP = re.compile(r"^[ \t]*concurrency[ \t]*:", re.MULTILINE)
 _NO_RUN = 0  # no run has this id, so asking to cancel it changes nothing
 # In a run for a fork the token of these events may write nothing, whatever the workflow says.
@@ -257,7 +256,7 @@ def bus_load(settings: Settings, git: GitRepo, remote: Remote) -> Iterator[Check
     reads = sum(60 / (timing.fast_s or min(timing.poll_s, timing.cancel_s)) for timing in timings)
     finding = (
         f"{len(live)} live runner(s): at most about {pushes:.1f} pushes and {reads:,.0f} reads a minute"
-        " while all of them work, beside claims and results"
+        " while all of them work, besides claims and results"
     )
     bad = None
     is_much = pushes > MOST_PUSHES_PER_MINUTE or reads / 60 > MOST_READS_PER_SECOND
@@ -287,20 +286,25 @@ def transports(
     allow_public: bool = False,
     is_reachable: bool = True,
 ) -> Iterator[Check]:
-    """How requests travel, and every check of a remote whose server brings results of workflows back.
+    """How requests travel, and what GitHub's API says where workflows take them.
 
     `has_runner` says that GitHub's runner is installed here. Of a remote that git cannot read only the server
     and the visibility are looked at.
     """
-    asked = settings.transport
-    yield _check("git server", remote.shown, _server, role, asked, remote, has_runner)
+    asked, server = settings.transport, server_of(remote.address)
+    bad = None
+    if has_runner and not server.has_artifacts:
+        bad = f"{server.summary}; and GitHub's runner is installed here"
+    fix = f"have the daemon serve it: {_SETUP} --service serve --remote {remote.shown}"
+    yield _test("git server", remote.shown, server.summary, bad, fix)
     if is_reachable and role != "runner":
         # Without a transport, `run` in a job ends with the same message.
         worst = Level.FAIL if role == "ci" else Level.WARN
         where = f"--transport {asked}, {remote.shown}"
         yield _check("transport", where, _transport, asked, git, remote, worst=worst)
-    has_artifacts = server_of(remote.address).has_artifacts
-    if not has_artifacts and asked != "actions":
+    # Whether a runner of GitHub Actions may take what strangers propose.
+    exposed = has_runner if role == "runner" else server.has_artifacts or asked == "actions"
+    if not (server.has_artifacts or exposed):
         return
     try:
         repository = repository_of(remote.address)
@@ -311,26 +315,12 @@ def transports(
     if repository is None:
         return
     api = GitHub(repository, token, retries=0, timeout_s=_TIMEOUT_S)
-    if is_reachable:
+    if is_reachable and server.has_artifacts:
         yield from _workflow(git, remote)
         where = token.source if token else ", ".join(TOKEN_VARIABLES)
-        yield _check("token", where, _token, api, has_artifacts)
-    exposed = role != "runner" or has_runner  # else no workflow runs here
+        yield _check("token", where, _token, api)
     args = (role, api, allow_public, exposed)
     yield _check("repository visibility", repository.slug, _visibility, *args, worst=Level.WARN)
-
-
-def _server(role: str, asked: str, remote: Remote, has_runner: bool) -> str:
-    server = identify(remote.address, timeout_s=_SERVER_TIMEOUT_S)
-    if server.has_artifacts:
-        return server.summary
-    if role == "runner" and has_runner:
-        finding = f"{server.summary}; and GitHub's runner is installed here"
-        raise _Warning(finding, f"have it run the daemon: {_SETUP} --service serve --remote {remote.shown}")
-    if role != "runner" and asked == "actions":
-        fix = "ask with --transport auto; or give mac-bridge.yaml artifact actions of this server's own"
-        raise _Warning(f"{server.summary}; and the transport is set to actions", f"{fix} (docs/actions.md)")
-    return server.summary
 
 
 def _event() -> str:
@@ -377,8 +367,7 @@ def _workflow(git: GitRepo, remote: Remote) -> Iterator[Check]:
         yield Check("concurrency", Level.WARN, where, finding, fix)
 
 
-def _token(api: GitHub, is_probed: bool) -> str:
-    """What the token may do; `is_probed`: the server answers a write without permission as GitHub does."""
+def _token(api: GitHub) -> str:
     slug = api.repository.slug
     needed = f"a token with actions: write and contents: write of {slug}"
     if api.token is None:
@@ -388,18 +377,15 @@ def _token(api: GitHub, is_probed: bool) -> str:
     permissions, lacks = api.facts().permissions, ""
     if permissions is not None and not permissions.get("push", False):
         lacks = "it may not push: no request can be made with it"
-    can_write = ""
-    if is_probed:
-        can_write = ", and may write actions"
-        try:
-            api.cancel(_NO_RUN)
-        except ScopeMissing:
-            lacks = lacks or "it lacks actions: write, so it cannot start or cancel runs"
-        except (ApiConflict, ApiNotFound):
-            pass  # the token passed, and the run was not found
+    try:
+        api.cancel(_NO_RUN)
+    except ScopeMissing:
+        lacks = lacks or "it lacks actions: write, so it cannot start or cancel runs"
+    except (ApiConflict, ApiNotFound):
+        pass  # the token passed, and the run was not found
     if lacks:
         raise _Warning(lacks, f"use {needed}")
-    return f"reads the runs of {slug}{can_write}"
+    return f"reads the runs of {slug}, and may write actions"
 
 
 def _visibility(role: str, api: GitHub, allow_public: bool, exposed: bool) -> str:

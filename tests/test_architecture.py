@@ -20,7 +20,7 @@ HEAVY = ("mlx", "mlx_lm", "numpy", "transformers", "torch")
 DOORS = {
     "subprocess": {"bridge/proc.py", "engine/child.py"},  # neither half imports the other
     "git": {"bridge/git/repo.py"},
-    "requests": {"bridge/github/api.py", "bridge/github/servers.py"},  # the latter asks without a token
+    "requests": {"bridge/github/api.py"},
     "urllib3": {"bridge/github/api.py"},
     "urllib.request": set[str](),
     "http.client": {

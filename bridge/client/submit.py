@@ -17,7 +17,7 @@ from bridge.client.signing_key import choose
 from bridge.errors import ApiError, ApiFault, BusError, ParameterError, PushRejected, RevisionError
 from bridge.git.repo import GitRepo
 from bridge.github.api import GitHub, find_token, repository_of
-from bridge.github.servers import ServerKind, server_of
+from bridge.github.servers import server_of
 from bridge.presets import Preset
 from bridge.protocol import refs
 from bridge.protocol.manifest import Manifest, ParamValue, parse
@@ -160,14 +160,14 @@ def choose_route(
     if asked == "embedded":
         return Route("embedded", "it was asked for")
     server = server_of(remote.address, environ)
-    if not server.has_artifacts:
-        if asked == "auto":
-            where = "a folder" if server.kind is ServerKind.FOLDER else f"on {server.host}"
-            return Route("embedded", f"{_ARTIFACTS}, and the remote is {where}")
-        said = f"{_ARTIFACTS}: without others in mac-bridge.yaml no result comes back (docs/actions.md)"
-        route = _workflow_route(asked, git, remote, workload, environ)
-        return replace(route, warnings=(said, *route.warnings))
-    return _workflow_route(asked, git, remote, workload, environ)
+    if not server.has_artifacts and asked == "auto":
+        where = f"on {server.host}" if server.host else "a folder"
+        return Route("embedded", f"{_ARTIFACTS}, and the remote is {where}")
+    route = _workflow_route(asked, git, remote, workload, environ)
+    if server.has_artifacts:
+        return route
+    said = f"{_ARTIFACTS}: without others in mac-bridge.yaml no result comes back (docs/actions.md)"
+    return replace(route, warnings=(said, *route.warnings))
 
 
 def _workflow_route(

@@ -97,9 +97,6 @@ class SetupOptions:
         self.state_dir = bridge.state_dir({**os.environ, **self.folders})
         for message, remedy in _objections(self):
             raise SetupUsage(message, remedy)
-        if flags.labels and not self.is_actions:
-            message = f"--labels is for GitHub's runner, which --service {self.service} does not install"
-            raise SetupUsage(message, "leave it out: the daemon's labels are in policy.toml")
 
     def read_token(self) -> str:
         """The token that registers or removes GitHub's runner."""
@@ -174,7 +171,7 @@ def parser() -> argparse.ArgumentParser:
     add("--service", choices=SERVICES, help=f"{kept} (default: {default})")
     add("--prefix", metavar="DIR", help=f"folder for everything (default: ~/{PREFIX})")
     add("--name", metavar="NAME", help="the runner's name (default: the host's)")
-    labels = f"labels of GitHub's runner (default: {','.join(LABELS)})"
+    labels = f"labels that workflows ask for (default: {','.join(LABELS)})"
     add("--labels", metavar="A,B", type=lambda text: text.split(","), help=labels)
     add("--token-file", type=Path, metavar="FILE", help="holds a registration token of GitHub")
     add("--runner-token", metavar="TOKEN", help="such a token, but other accounts can read command lines")

@@ -191,7 +191,9 @@ def _git_server(options: SetupOptions) -> mac.StepReport:
     where, server = options.url or options.remote or "", options.server
     if not options.is_actions:
         return mac.done(where, server.summary)
-    finding = f"{server.summary}; GitHub's runner registers with GitHub's servers alone"
+    finding = (
+        f"{server.summary}; GitHub's runner registers only with github.com, ghe.com and Enterprise Server"
+    )
     return mac.advice(where, finding, f"--service serve --remote {options.bus or 'URL'}: the daemon")
 
 

@@ -19,17 +19,14 @@ WIDE = 140
 
 
 def is_interactive(stream: TextIO) -> bool:
-    """Whether a person watches a stream: escape codes are for people alone.
-
-    CI systems may give a job a terminal that nobody watches.
-    """
+    """Whether a stream takes escape codes: it is a terminal, and not one that a CI system gave its job."""
     names = ("CI", "GITHUB_ACTIONS")
     is_ci = any(os.environ.get(name, "").lower() not in ("", "0", "false") for name in names)
     return stream.isatty() and not is_ci
 
 
 def console() -> Console:
-    """Standard output: as wide as its terminal; where no person watches, wide and without escape codes."""
+    """Standard output: as wide as its terminal; without one, and in CI, wide and without escape codes."""
     from rich.console import Console
 
     return Console() if is_interactive(sys.stdout) else Console(width=WIDE, force_terminal=False)

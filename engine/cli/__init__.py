@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; every failure becomes one line on stderr and a code."""
     if is_ci():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when that is imported
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub reads it at import
     try:
         with guarded_output():
             group.main(arguments, prog_name="kakeya_engine", standalone_mode=False)

@@ -1,4 +1,4 @@
-"""Whether somebody watches a stream: colours, cursor movement and line editing are for people alone."""
+"""Colours, cursor movement and line editing: only on a terminal, and never in CI."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def is_ci() -> bool:
-    """Whether a CI system runs this process: it may give it a terminal that nobody watches."""
+    """Whether a CI system runs this process; some give their jobs a terminal."""
     return any(
         os.environ.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "GITHUB_ACTIONS")
     )

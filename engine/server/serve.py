@@ -197,7 +197,7 @@ def running_server(registry: Registry, settings: ServerSettings, find: ModelFind
             lifespan="on",
             log_level=logging.WARNING,
             access_log=False,
-            use_colors=False,
+            use_colors=False,  # else escape codes in logs of CI: uvicorn does not know the variable CI
             server_header=False,
             timeout_graceful_shutdown=int(settings.grace_s + ABANDON_S) + 1,
         )

@@ -13,9 +13,7 @@ from bridge.client.remotes import Remote
 from bridge.doctor import Check, Level, examine, transports
 from bridge.git.repo import GitRepo
 from tests.fixtures.bus import BusFixture
-from tests.servers.github import TOKEN, Fault, GitHubServer, github_server
-from tests.servers.pages import PageServer, page_server
-from tests.servers.processes import free_port
+from tests.servers.github import SLUG, TOKEN, Fault, GitHubServer, github_server
 
 FILE = b"on: push\njobs: {}\n"
 
@@ -33,11 +31,10 @@ def checks(
     bus: BusFixture,
     *,
     role: str = "client",
-    address: str = "",
     allow_public: bool = False,
     has_runner: bool = False,
 ) -> dict[str, Check]:
-    address = address or os.environ.get("KAKEYA_REMOTE", bus.remote)
+    address = os.environ.get("KAKEYA_REMOTE", bus.remote)
     flags = {"has_runner": has_runner, "allow_public": allow_public}
     remote = Remote(address, address, "hello")
     found = list(transports(role, settings.load(), GitRepo(bus.repo.clone), remote, **flags))
@@ -66,79 +63,59 @@ def test_a_folder_is_asked_for_nothing_more(bus: BusFixture) -> None:
     assert {check.level for check in found.values()} == {Level.OK}, found
 
 
-ELSEWHERE = {
-    "Gitea": ({"/api/v1/version": {"version": "1.26.0"}}, "Gitea 1.26.0"),
-    "Forgejo": (
-        {
-            "/api/v1/version": {"version": "14.0.1+gitea-1.22.0"},
-            "/api/forgejo/v1/version": {"version": "14.0.1+gitea-1.22.0"},
-        },
-        "Forgejo 14.0.1+gitea-1.22.0",
-    ),
-    "GHES": ({"/api/v3/meta": {"installed_version": "3.19.2"}}, "GitHub Enterprise Server 3.19.2"),
-    "another": ({"/api/v1/version": ["1.26.0"]}, "neither github.com nor ghe.com"),
-}
+ELSEWHERE = f"git@git.example.org:{SLUG}.git"
+NEITHER = "git.example.org, neither github.com nor ghe.com: requests travel by a runner's daemon"
 
 
 @pytest.fixture
-def elsewhere(bus: BusFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
-    """A server with the remote at ``/team/workload``, for git by its user's own rule."""
-    with page_server() as started:
-        for name, value in {
-            "GIT_CONFIG_COUNT": "1",
-            "GIT_CONFIG_KEY_0": f"url.{bus.remote}.insteadOf",
-            "GIT_CONFIG_VALUE_0": f"{started.url}/team/workload",
-        }.items():
-            monkeypatch.setenv(name, value)
+def elsewhere(bus: BusFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHubServer]:
+    """The API of a server other than github.com, which the remote is on."""
+    assert bus.put_on_github(monkeypatch, "git.example.org") == ELSEWHERE
+    with github_server() as started:
+        for name in ("KAKEYA_GITHUB_API", "KAKEYA_GITHUB_TOKEN"):
+            monkeypatch.setenv(name, started.environ[name])
+        on_main(bus, FILE)
         yield started
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_another_server_is_named_with_what_works(bus: BusFixture, elsewhere: PageServer, name: str) -> None:
-    elsewhere.pages, said = ELSEWHERE[name]
-    address = f"{elsewhere.url}/team/workload"
-    on_main(bus, FILE)
-    found = checks(bus, address=address)
+def test_another_server_is_told_by_its_address(bus: BusFixture, elsewhere: GitHubServer) -> None:
+    found = checks(bus)
     assert set(found) == {"git server", "transport"}, "what needs artifacts is not looked at"
     assert {check.level for check in found.values()} == {Level.OK}, found
-    assert found["git server"].finding.startswith(f"{elsewhere.url.partition('//')[2]}, {said}: ")
+    assert found["git server"].finding.startswith(NEITHER)
     assert found["transport"].finding.startswith("embedded (a runner's daemon takes it)")
-    assert all("authorization" not in headers for _, headers in elsewhere.asked)
+    assert elsewhere.calls == []
 
 
-def test_a_server_that_is_away_is_an_unknown_one(bus: BusFixture) -> None:
-    address = f"http://127.0.0.1:{free_port()}/team/workload"
-    remote = Remote(address, address, "hello")
-    [found] = list(transports("runner", settings.load(), GitRepo(bus.repo.clone), remote, is_reachable=False))
-    assert (found.name, found.level) == ("git server", Level.OK)
-    assert "neither github.com nor ghe.com" in found.finding
-
-
-def test_githubs_runner_on_another_server_is_a_warning(bus: BusFixture, elsewhere: PageServer) -> None:
-    elsewhere.pages = ELSEWHERE["Gitea"][0]
-    address = f"{elsewhere.url}/team/workload"
-    found = checks(bus, role="runner", address=address, has_runner=True)["git server"]
-    assert found.level is Level.WARN
-    assert found.fix.endswith(f"--service serve --remote {address}")
-    assert checks(bus, role="runner", address=address)["git server"].level is Level.OK
-
-
-def test_actions_on_gitea_is_a_warning_and_no_write_is_tried(
-    bus: BusFixture, elsewhere: PageServer, monkeypatch: pytest.MonkeyPatch
+def test_githubs_runner_on_another_server_is_a_warning(
+    bus: BusFixture, elsewhere: GitHubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = {"private": True, "default_branch": "main", "permissions": {"push": True}}
-    root = "/api/v1/repos/team/workload"
-    listed = ("actions/runs", "actions/workflows/mac-bridge.yaml/runs")
-    runs = {f"{root}/{path}": {"workflow_runs": []} for path in listed}
-    elsewhere.pages = {**ELSEWHERE["Gitea"][0], root: facts, **runs}
+    monkeypatch.delenv("KAKEYA_GITHUB_API")  # so the visibility cannot be asked
+    found = checks(bus, role="runner", has_runner=True)
+    assert set(found) == {"git server"}
+    assert found["git server"].level is Level.WARN
+    assert found["git server"].fix.endswith(f"--service serve --remote {ELSEWHERE}")
+    assert checks(bus, role="runner")["git server"].level is Level.OK
+
+
+def test_a_public_repository_on_another_server_fails_githubs_runner(
+    bus: BusFixture, elsewhere: GitHubServer
+) -> None:
+    elsewhere.private = False
+    found = checks(bus, role="runner", has_runner=True)
+    assert set(found) == {"git server", "repository visibility"}
+    assert found["repository visibility"].level is Level.FAIL
+    assert set(checks(bus, role="runner")) == {"git server"}, "a daemon alone"
+
+
+def test_actions_on_another_server_is_one_warning(
+    bus: BusFixture, elsewhere: GitHubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KAKEYA_TRANSPORT", "actions")
-    monkeypatch.setenv("KAKEYA_GITHUB_API", f"{elsewhere.url}/api/v1")
-    monkeypatch.setenv("KAKEYA_GITHUB_TOKEN", TOKEN)
-    on_main(bus, FILE)
-    found = checks(bus, address=f"{elsewhere.url}/team/workload")
-    assert {name for name, check in found.items() if check.level is Level.WARN} == {"git server", "transport"}
-    assert found["token"].finding == "reads the runs of team/workload"
-    assert {method for method, _ in elsewhere.asked} == {"GET"}
+    found = checks(bus)
+    assert [name for name, check in found.items() if check.level is Level.WARN] == ["transport"]
+    assert "github.com and ghe.com alone" in found["transport"].finding
+    assert {call.method for call in elsewhere.calls} == {"GET"}, "no write is tried"
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,6 @@ USAGE = {
     "the checkout": (("--prefix", str(ROOT / "env"), "--remote", "https://example.org/a"), f"lies in {ROOT}"),
     "an unknown flag": (("--frobnicate",), "unrecognized arguments"),
     "a label": (("--labels", "a;b"), "--labels: 'a;b' is malformed"),
-    "labels for a daemon": (("--remote", "https://example.org/a", "--labels", "a"), "GitHub's runner, which"),
     "an organisation elsewhere": (("--url", "http://gitea.lan:3000/team"), "--service serve needs --remote"),
 }
 
