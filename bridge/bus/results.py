@@ -211,7 +211,7 @@ def believe(
     with `allow_unsigned`; where something else is in the request's place, only a trusted key helps. `trusted`
     lists the runner keys that count, with ``revoked_keys`` next to it; `expected` is the request as this
     client knows it; `bound` also refuses a result of another preset or workload than was asked. An unsigned
-    result that says that nothing ran needs no key.
+    result of no runner, which claims nothing, needs no key.
     """
     expected = expected or fetched.expected
     for objection in _place_objections(fetched, expected):
@@ -221,7 +221,7 @@ def believe(
         present, nonce=nonce, expected=expected, trusted=trusted, bound=bound
     )
     is_trusted = signature.trust is TrustLevel.TRUSTED
-    needs_key = signature.trust is not TrustLevel.UNSIGNED or not _says_nothing_ran(result)
+    needs_key = signature.trust is not TrustLevel.UNSIGNED or not _claims_nothing(result)
     if needs_key and not is_trusted and not allow_unsigned and pins_keys(trusted):
         said = _SAID[signature.trust].format(signer=signature.signer, objection=signature.objection)
         raise ResultError(
@@ -291,10 +291,10 @@ def pins_keys(trusted: Path) -> bool:
     return any(line.strip() and not line.lstrip().startswith(b"#") for line in lines)
 
 
-def _says_nothing_ran(result: records.Result) -> bool:
-    """Whether a result claims nothing; whoever can push one could as well delete the request."""
-    ended = result.verdict.status in (records.Status.CANCELLED, records.Status.LOST)
-    return ended and not result.commands and not result.files
+def _claims_nothing(result: records.Result) -> bool:
+    """Whether no runner wrote a result, and it did not pass; a push could as well delete the request."""
+    is_of_no_runner = result.runner.id == NO_RUNNER_ID and not result.commands and not result.files
+    return is_of_no_runner and result.verdict.status is not records.Status.PASSED
 
 
 def _manifest(git: GitRepo, commit: str) -> Manifest | None:

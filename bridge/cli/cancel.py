@@ -35,10 +35,11 @@ with --wait that of its end: 5 cancelled, or what it came to all the same."""
 def cancel(link: Connection, handle: str, as_json: bool, reason: str | None, wait_s: float | None) -> int:
     """Stop the request HANDLE, whether it waits or runs.
 
-    A request that no runner has is withdrawn at once: its result, `cancelled`, is published from here. Else
-    its runner is asked to stop. That cancel request is signed where there is a key (see `kakeya_mac key`): a
-    machine that takes only signed requests obeys only their signer. A stopped job's result is `cancelled`,
-    with what it had printed so far.
+    A request that no runner has is withdrawn at once: its result, `cancelled`, is published from here. So is
+    one over GitHub Actions where no token tells whether a machine has it; then its job stops. Else its runner
+    is asked to stop. That cancel request is signed where there is a key (see `kakeya_mac key`): a machine
+    that takes only signed requests obeys only their signer. A stopped job's result is `cancelled`, with what
+    it had printed so far.
     """
     signer = signing_key.choose(link.config, link.git)
     warnings, run = list(signer.warnings), None
@@ -88,7 +89,10 @@ def _warn_unsigned(link: Connection) -> list[str]:
 def _stop_run(link: Connection, run: RunView | None) -> None:
     """Stop the workflow run, too. One that starts all the same finds the result and publishes nothing."""
     github = None if run is None or run.is_over else link.api()
-    if run is not None and github is not None:
-        with api_warnings():
-            github.cancel(run.id)
-            click.echo(f"its run was stopped, too: {run.url}", err=True)
+    if run is None or github is None:
+        return
+    with api_warnings():
+        github.cancel(run.id)
+        click.echo(f"its run was stopped, too: {run.url}", err=True)
+        return
+    click.echo(f"its run may still wait for a machine: {run.url}", err=True)

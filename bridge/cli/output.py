@@ -160,6 +160,8 @@ def follow(
                 click.echo(outcome.status_line(update), err=True)
             last = new
     except WaitTimeout as timeout:
+        if watcher is not None and watcher.problem is not None:  # which was said
+            timeout.message, timeout.remedy = f"{nonce} gets no result", f"kakeya_mac cancel {nonce}"
         show_error(timeout)
     except KeyboardInterrupt:
         click.echo(f"the request goes on: kakeya_mac wait {nonce}", err=True)

@@ -67,7 +67,7 @@ def runners(context: click.Context, remote: str | None, as_json: bool) -> int:
     for entry in absent:
         lines.append(f"{entry.listed.name}  {unseen}({entry.words or 'trusted'})  {entry.listed.key.line}")
     if shown is not None and not seen:
-        lines.append(f"no runner has been seen on {shown}")
+        lines.append(f"no daemon is registered on {shown}; runners of GitHub Actions do not register")
     if not entries:
         lines.append(f"no runner is trusted yet ({path}): kakeya_mac runners trust --first")
     show(as_json, document, lines, untrusted=("runners",), note=bool(seen))

@@ -145,7 +145,7 @@ def _request(
                 yield from _check(f"params.{name}", params.get(name), result.params.get(name))
     if known is not None:
         yield from _check("engine source", known.engine, result.engine_source)
-    elif result.preset is not None:
+    elif result.preset_digest is not None:  # without one no runner wrote it
         yield f"defaults of the preset {result.preset}: the runner has another version of it"
 
 

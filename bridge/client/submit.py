@@ -124,7 +124,7 @@ def submit_request(settings: Settings, plan: Plan, git: GitRepo) -> Submission:
     """Sign and push a planned request, and start its workflow run where it needs one.
 
     Raises:
-        ApiError: Its run could not be started, so the request was withdrawn.
+        ApiError: Its run could not be started, so the request was removed.
         ApiFault: Whether its run was started is not known, so the request stays.
     """
     signer = choose(settings, git)
@@ -208,7 +208,7 @@ def _route_by_push(asked: str, own: bytes | None, default: bytes | None, workloa
     if own is None and default is None:
         raise RevisionError(
             f"neither the workload {workload[:12]} nor the remote's default branch has {WORKFLOW_PATH}",
-            f"commit that file to the default branch (docs/actions.md), or {_EMBEDDED}",
+            f"{_EMBEDDED}; on github.com commit that file to the default branch (docs/actions.md)",
         )
     if own is None:  # the request brings the file; servers want a special permission for any other
         return Route("actions", why, SubmitOptions(workflow=default))
@@ -266,7 +266,7 @@ def _start_run(
     except ApiError as error:
         try:
             take_back(git, plan.remote.address, submitted)
-            error.message += "; the request was withdrawn"
+            error.message += "; the request was removed"
         except BusError as kept:
             error.message += f"; and the request stays at {submitted.ref}: {kept.message}"
         raise

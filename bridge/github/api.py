@@ -305,7 +305,11 @@ class GitHub:
 
     def job_log(self, job_id: int) -> bytes:
         """A job's log, which exists once the job has ended (actions: read)."""
-        return self._call("GET", f"/actions/jobs/{job_id}/logs", f"the log of the job {job_id}").content
+        try:
+            return self._call("GET", f"/actions/jobs/{job_id}/logs", f"the log of the job {job_id}").content
+        except errors.ApiNotFound as error:
+            error.remedy = "the job has not begun, or its log was deleted"
+            raise
 
     def cancel(self, run_id: int) -> None:
         """Cancel a run (actions: write)."""
@@ -437,7 +441,8 @@ def _refusal(answer: requests.Response, what: str, token: Token | None) -> ApiEr
     pause += " (expired)" if status == 410 else ""
     source = f"the token in {token.source}" if token else "no token"
     fix = fix.format(source=source, needed=clean_line(needed) or "actions: write, contents: write")
-    return kind(f"{what}: the API answered {status}{pause}: {clean_line(message)}", fix, wait_s=wait_s)
+    said = f": {clean_line(message)}" if message else ""
+    return kind(f"{what}: the API answered {status}{pause}{said}", fix, wait_s=wait_s)
 
 
 def _wait_s(answer: requests.Response, message: str) -> float | None:

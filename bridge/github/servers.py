@@ -40,7 +40,7 @@ class GitServer:
             return "a folder: requests travel by a runner's daemon"
         return (
             f"{self.host}, neither github.com nor ghe.com: requests travel by a runner's daemon, those of"
-            " mac-run.yaml and action.yml too (transport: embedded); mac-bridge.yaml brings no result back"
+            " mac-run.yaml and action.yml too; mac-bridge.yaml brings no result back"
         )
 
 

@@ -123,7 +123,7 @@ def _objections(options: SetupOptions) -> Iterator[tuple[str, str]]:
         if options.is_new and options.prefix.is_relative_to(folder):
             yield f"--prefix {options.prefix} lies in {folder}", f"choose another, such as ~/{PREFIX}"
     if options.is_serving and options.bus is None:
-        yield f"--service {options.service} needs --remote", "the git remote that the daemon serves"
+        yield f"--service {options.service} needs --remote", "give the git remote that the daemon serves"
     for flag, text, pattern in (
         ("--url", options.url or _EXAMPLE, _PAGE.pattern),
         ("--name", options.name, _NAME),

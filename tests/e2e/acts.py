@@ -104,10 +104,18 @@ class Workshop:
         }
         return self.act("push", "mac-bridge.yaml", event, ref, variables=variables, **changes)
 
-    def dispatch_event(self, workflow: str, inputs: dict[str, str], **changes: str) -> Acted:
+    def dispatch_event(
+        self,
+        workflow: str,
+        inputs: dict[str, str],
+        *,
+        variables: dict[str, str] | None = None,
+        **changes: str,
+    ) -> Acted:
         """What GitHub does when a workflow of the default branch is started by hand."""
         event = {"ref": "refs/heads/main", "inputs": inputs}
-        return self.act("workflow_dispatch", workflow, event, "refs/heads/main", **changes)
+        ref = "refs/heads/main"
+        return self.act("workflow_dispatch", workflow, event, ref, variables=variables, **changes)
 
     def act(
         self,

@@ -89,7 +89,9 @@ def test_another_workflow_asks_waits_and_gates_on_the_verdict(
         environ = {**server.environ, "GITHUB_TOKEN": TOKEN}
         del environ["KAKEYA_GITHUB_TOKEN"]  # the step has it of the job
         asked = {"params": "", "ref": "", "wait": "300", **inputs}
-        acted = workshop.dispatch_event("mac-run.yaml", asked, **environ)
+        # By its address the remote is a folder.
+        actions = {"KAKEYA_TRANSPORT": "actions"}
+        acted = workshop.dispatch_event("mac-run.yaml", asked, variables=actions, **environ)
         for thread in started:
             thread.join()
     status, reason = verdict

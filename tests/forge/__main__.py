@@ -47,7 +47,7 @@ def main() -> int:
             rows.append(run(site, name))
     except Exception:
         traceback.print_exc()
-        rows.append({"scenario": "setup", "passed": False, "came_of_it": "", "seconds": 0.0})
+        rows.append({"scenario": "setup", "passed": False, "outcome": "", "seconds": 0.0})
     finally:
         site.forge.close()
         passed = len(rows) > 0 and all(row["passed"] for row in rows)
@@ -78,7 +78,7 @@ def run(site: Site, name: str) -> dict[str, Any]:
         passed, came = False, f"{type(error).__name__}: {str(error)[:300]}"
     seconds = round(time.monotonic() - start_s, 1)
     print(f"{'ok  ' if passed else 'FAIL'} {seconds:6.1f} s  {name}: {came}", flush=True)
-    return {"scenario": name, "passed": passed, "came_of_it": came, "seconds": seconds}
+    return {"scenario": name, "passed": passed, "outcome": came, "seconds": seconds}
 
 
 def store(document: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def store(document: dict[str, Any]) -> None:
     ]
     for row in document["scenarios"]:
         what = (SCENARIOS[row["scenario"]].__doc__ or "").split("\n")[0]
-        lines.append(f"| {row['scenario']} | {what} | {row['came_of_it']} | {row['seconds']:.0f} |")
+        lines.append(f"| {row['scenario']} | {what} | {row['outcome']} | {row['seconds']:.0f} |")
     before, begin, rest = PAGE.read_text().partition("<!-- table -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
     PAGE.write_text(f"{before}{begin}" + "\n".join(lines) + f"\n{end}{after}")

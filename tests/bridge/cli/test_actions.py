@@ -95,13 +95,13 @@ def test_inside_a_workflow_it_is_dispatched(over: BusFixture, server, kakeya, mo
     assert "[skip ci]" in message
 
 
-def test_request_that_cannot_be_started_is_withdrawn(over: BusFixture, server, kakeya, monkeypatch) -> None:
+def test_request_that_cannot_be_started_is_removed(over: BusFixture, server, kakeya, monkeypatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     server.faults = [Fault("/dispatches", 403, message="Resource not accessible by integration", times=9)]
     before = over.repo.remote_refs()
     done = kakeya(run, *ASK)
     assert done.code not in (0, 70)
-    assert "withdrawn" in done.err
+    assert "the request was removed" in done.err
     assert "actions: write" in done.err, "which permission is missing"
     assert over.repo.remote_refs() == before
 
