@@ -41,7 +41,7 @@ e2e: $(STAMP) ## the end-to-end tests: whole programs over real servers and the 
 FORGE ?= $${XDG_CACHE_HOME:-$$HOME/.cache}/kakeya-mac/forge
 forge: $(STAMP) ## the workflow files on a real Gitea server, which is built first (needs a C compiler)
 	@scripts/install_forge.sh "$(FORGE)"
-	@$(BIN)/python -m tests.forge "$(FORGE)"
+	@$(BIN)/python -m tests.forge "$(FORGE)" $(ARGS)
 
 N ?= 1000
 SEED ?= 1

@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", choices=[*SCENARIOS], help="this scenario alone; repeatable"
     )
+    parser.add_argument("--skip", action="append", choices=[*SCENARIOS], default=[], help="not this one")
     parser.add_argument("--keep", action="store_true", help="leave the folder with all logs")
     parser.add_argument("--store", action="store_true", help=f"write the table in {PAGE.relative_to(ROOT)}")
     given = parser.parse_args()

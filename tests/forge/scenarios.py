@@ -430,8 +430,8 @@ def fresh_clone(site: Site) -> str:
     try:
         site.forge.git("clone", "--quiet", site.forge.remote, str(other / "clone"), cwd=site.forge.folder)
         name, _, key = line.partition(" ")
-        trusted = site.client("runners", "trust", name, "--key", key, cwd=other / "clone", **config)
-        assert trusted.code == 0, trusted
+        argv = [str(BIN / "kakeya_mac"), "runners", "trust", name, "--key", key]
+        subprocess.run(argv, env=site.forge.environment(MEMBER) | config, cwd=other / "clone", check=True)
         answer = site.client("result", nonce, cwd=other / "clone", **config)
         assert (answer.code, answer.verdict) == (0, ("passed", "ok")), answer
     finally:
