@@ -169,17 +169,17 @@ def sign(key: Path | str, namespace: str, data: bytes) -> bytes:
 def signing_key(signature: bytes) -> PublicKey:
     """The public key that a signature says it was made with; nothing is verified."""
     header, *lines, _ = (*signature.strip().split(b"\n"), b"")
-    kinds: list[bytes] = []
     blob = b""
     with contextlib.suppress(ValueError):
         # "SSHSIG" and a version, then the key, as the first field of several.
         blob = next(iter(_fields(base64.b64decode(b"".join(lines[:-1]))[10:])), b"")
-        kinds = _fields(blob)[:1]
-    if len(signature) > MAX_SIGNATURE_BYTES or header != _HEADER or not kinds:
+    if len(signature) > MAX_SIGNATURE_BYTES or header != _HEADER or not blob:
         raise SignatureError(
             f"the signature does not verify: {len(signature)} bytes that are no SSH signature"
         )
-    return PublicKey(kinds[0].decode("ascii", "replace"), base64.b64encode(blob).decode())
+    # A certificate's other fields are no strings, so only the first is read: its kind.
+    kind = blob[4 : 4 + int.from_bytes(blob[:4])]
+    return PublicKey(kind.decode("ascii", "replace"), base64.b64encode(blob).decode())
 
 
 def signer_fingerprint(data: bytes, signature: bytes, namespace: str) -> str:
