@@ -184,7 +184,6 @@ class RunView(_Answer):
     branch: Text | None = Field(None, alias="head_branch")  # without ``refs/heads/``
     title: Text = Field("", alias="display_title")
     path: Text | None = None  # of its workflow's file, perhaps with ``@`` and the ref
-    head_sha: Text | None = None
     created_at: Moment | None = None
     jobs: tuple[JobRecord, ...] | None = None  # of its newest attempt; None: not asked for
 

@@ -63,11 +63,10 @@ def find_run(github: GitHub, request: RequestRef) -> FoundRun:
         with contextlib.suppress(ApiNotFound):  # it was deleted; the list tells it from a missing repository
             return FoundRun(_with_jobs(github, github.run(request.run_id)))
     title = request.branch.removeprefix("refs/heads/")
-    pushed = github.runs(head_sha=request.commit, limit=1).rows
-    found = [run for run in pushed if run.head_sha == request.commit]  # a server may ignore the query
+    found = list(github.runs(head_sha=request.commit, limit=1).rows)
     if not found:
         listed = github.runs()
-        found = [run for run in listed.rows if run.title == title or run.head_sha == request.commit]
+        found = [run for run in listed.rows if run.title == title]
         if not found:
             return FoundRun(None, is_missing=_should_exist(request.nonce, listed.since))
     return FoundRun(_with_jobs(github, found[0]))

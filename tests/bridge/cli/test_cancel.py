@@ -47,19 +47,17 @@ def end_as(bus: BusFixture, submitted: Submitted, status: Status, reason: Reason
     bus.answer(submitted, result=bus.result(bus.expected(submitted), verdict=verdict))
 
 
+def document(status: str, submitted: Submitted) -> dict[str, object]:
+    """What `cancel --json` prints of an unsigned cancellation."""
+    document = {"status": status, "nonce": submitted.nonce, "signed": False, "run": None}
+    return {**document, "warnings": [], "untrusted": [], "exit_code": 0}
+
+
 def test_request_that_waits_is_withdrawn(here: BusFixture, kakeya) -> None:
     submitted = here.submit()
     done = kakeya(submitted.nonce[:20], "--reason", "wrong\nmodel", "--json")
     assert done.code == 0, done.err
-    assert done.json == {
-        "status": "withdrawn",
-        "nonce": submitted.nonce,
-        "signed": False,
-        "run": None,
-        "warnings": [],
-        "untrusted": [],
-        "exit_code": 0,
-    }
+    assert done.json == document("withdrawn", submitted)
     left = {ref for ref in here.repo.remote_refs() if submitted.nonce in ref}
     assert left == {submitted.ref}
     again = kakeya(submitted.nonce)
@@ -83,15 +81,7 @@ def test_cancel_request_is_on_the_remote_with_its_reason(here: BusFixture, kakey
     submitted = claimed(here)
     done = kakeya(submitted.nonce[:20], "--reason", "wrong\nmodel", "--json")
     assert done.code == 0, done.err
-    assert done.json == {
-        "status": "cancelling",
-        "nonce": submitted.nonce,
-        "signed": False,
-        "run": None,
-        "warnings": [],
-        "untrusted": [],
-        "exit_code": 0,
-    }
+    assert done.json == document("cancelling", submitted)
     cancel_request = read_cancel(GitRepo(here.repo.remote), cancel_commit(here, submitted) or "")
     assert cancel_request is not None
     assert cancel_request.reason == "wrong model"

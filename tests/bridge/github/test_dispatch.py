@@ -128,16 +128,6 @@ def test_a_run_beyond_the_list_is_not_called_missing(server: GitHubServer, githu
     assert NONCE not in runs_by_nonce(github, [NONCE])
 
 
-def test_runs_of_another_commit_do_not_count(server: GitHubServer, github: GitHub, monkeypatch) -> None:
-    """A server may ignore the query `head_sha`."""
-    mine, _ = server.add_run(head_sha=COMMIT), server.add_run(head_sha="b" * 40)
-    ignoring = lambda *, head_sha=None, limit=100: GitHub.runs(github, limit=limit)  # noqa: E731
-    monkeypatch.setattr(github, "runs", ignoring)
-    found = find_run(github, REQUEST).run
-    assert found is not None
-    assert found.id == mine
-
-
 FAILURES = {
     "401": (Fault("/actions", 401, message="Bad credentials"), "token", False),
     "403": (Fault("/actions", 403, message="Resource not accessible"), "not accessible", False),

@@ -69,7 +69,7 @@ def test_withdrawn_request_is_answered_and_never_runs(runner: RunnerFixture) -> 
     assert (result.runner.name, result.commands, result.files) == ("client", (), ())
     assert result.verdict.message == "withdrawn by me: enough"
     assert runner.left(asked.nonce) == {asked.result_ref}, "inbox and branch in one push"
-    assert runner.serve_once() == 0
+    assert runner.daemon().serve(once=True, idle_timeout_s=1) == 0
     assert runner.claimed() == []
     assert withdraw(runner, asked) == "already-finished"
 
@@ -92,7 +92,7 @@ def test_runner_that_claims_meanwhile_stops(runner: RunnerFixture, signed: bool)
     result = runner.answer(asked.nonce).result
     assert (result.runner.name, result.attempt) == ("client", 1)
     assert asked.nonce not in {ref.rpartition("/")[2] for ref in runner.left(asked.nonce)}, "no claim"
-    assert runner.serve_once() == 0
+    assert runner.daemon().serve(once=True, idle_timeout_s=1) == 0
 
 
 def test_runner_that_finishes_meanwhile_has_the_say(runner: RunnerFixture) -> None:
@@ -113,7 +113,7 @@ def test_request_without_its_branch_is_withdrawn_on_a_ref_of_its_own(
     assert withdraw(runner, asked) == "withdrawn"
     assert refs.INBOX + asked.nonce not in runner.repo.remote_refs()
     assert runner.answer(asked.nonce).ref == refs.RESULTS + asked.nonce
-    assert runner.serve_once() == 0
+    assert runner.daemon().serve(once=True, idle_timeout_s=1) == 0
 
 
 def test_request_that_cannot_be_read_is_withdrawn(runner: RunnerFixture) -> None:
