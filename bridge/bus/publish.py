@@ -70,6 +70,7 @@ def result_without_runner(
         request_commit=request_commit,
         workload_sha=manifest.workload_sha if manifest else None,
         preset=manifest.preset if manifest else None,
+        params=dict(manifest.params) if manifest else {},
         preset_digest=None,
         engine_source=None,
         runner=RunnerFacts(name=author, id=NO_RUNNER_ID, version=__version__),

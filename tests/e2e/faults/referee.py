@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.bus.requests import bound_manifest, read_request, state_of
-from bridge.bus.results import Believed, ExpectedRequest, believe, fetch
+from bridge.bus.results import NO_RUNNER_ID, Believed, ExpectedRequest, believe, fetch
 from bridge.errors import BridgeError
 from bridge.git.repo import GitRepo
 from bridge.protocol import refs
@@ -129,7 +129,9 @@ def _history(requester: Requester, believed: Believed, started: int, ended: int)
     if verdict not in wanted | _FATES:
         names = ", ".join("/".join(pair) for pair in wanted)
         yield f"{'/'.join(verdict)} ({result.verdict.message}), expected {names}"
-    if started > result.attempt:
+    withdrawn = _is_withdrawn(believed)
+    # The client that withdraws a request knows no attempt.
+    if started > result.attempt and not withdrawn:
         yield f"its job started {started} times, the result says attempt {result.attempt}"
     if verdict[0] is Status.LOST and result.attempt != MAX_ATTEMPTS + 1:
         yield f"lost at attempt {result.attempt}, not after {MAX_ATTEMPTS}"
@@ -165,11 +167,20 @@ def _believed(
         return nonce, None, [f"{nonce}: the result is not believed: {error.message}"]
     finally:
         git.close()
+    if _is_withdrawn(believed) and (accepted is None or accepted.ask.kind is RequestKind.CANCEL):
+        return nonce, believed, []
     if believed.signature is not TrustLevel.TRUSTED:
         return nonce, believed, [f"{nonce}: {believed.sentence}"]
     if believed.signer != believed.result.runner.name:
         return nonce, believed, [f"{nonce}: of {believed.result.runner.name}, signed by {believed.signer}"]
     return nonce, believed, []
+
+
+def _is_withdrawn(believed: Believed) -> bool:
+    """Whether its client ended the request because no runner had it; such a result has no signature."""
+    result = believed.result
+    wanted = (Status.CANCELLED, Reason.REQUESTED)
+    return result.runner.id == NO_RUNNER_ID and (result.verdict.status, result.verdict.reason) == wanted
 
 
 def _nonces(found: Mapping[str, str]) -> set[str]:
