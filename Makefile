@@ -34,7 +34,7 @@ slow: $(STAMP) ## the longer tests (those in SLOW): whole tables of what make te
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'slow and not e2e and not exhaustive' --timeout=600 --durations=20 $(SLOW)
 
 e2e: $(STAMP) ## the end-to-end tests: whole programs over real servers and the shipped pair
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'e2e and not quiet and not exhaustive' --durations=20
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'e2e and not quiet and not exhaustive' --durations=20
 	@$(BIN)/python -m pytest -q -m 'e2e and quiet and not exhaustive' --durations=20
 
 # Outlives this checkout, because Gitea takes minutes to build.

@@ -18,8 +18,8 @@ from tests.fixtures.repo import BIN, Done, RepoFixture
 pytestmark = [pytest.mark.e2e, pytest.mark.quiet]
 
 
-def run_demo(repo: RepoFixture, folder: Path, **env: str) -> tuple[Done, dict]:
-    words = ("demo", "--folder", str(folder))
+def run_demo(repo: RepoFixture, folder: Path, *params: str, **env: str) -> tuple[Done, dict]:
+    words = ("demo", "--folder", str(folder), *(word for param in params for word in ("-p", param)))
     done = when_quiet(lambda: repo.program("kakeya_mac", *words, cwd=repo.root, timeout=300, **env))
     assert done.code == 0, done.out + done.err
     return done, done.json
@@ -104,4 +104,4 @@ def test_stopped_demo_stops_its_runner_and_the_next_starts_clean(
         os.kill(runner, 0)
     assert time.monotonic() - started < 60
     if number == signal.SIGINT:
-        assert run_demo(repo, tmp_path / "demo")[1]["status"] == "passed"
+        assert run_demo(repo, tmp_path / "demo", "limit=2", "max_tokens=16")[1]["status"] == "passed"

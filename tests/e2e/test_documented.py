@@ -39,7 +39,10 @@ def serves(folder: Path) -> bool:
         return bool(ready["url"] == "http://127.0.0.1:8080/v1" and server.wait(60) == 0)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+# Of the README's commands the quickstart has the most; the others are those of jobs in test_presets.py.
+@pytest.mark.parametrize(
+    "page", [pytest.param("README.md", marks=pytest.mark.exhaustive), "docs/quickstart.md"]
+)
 def test_the_documented_commands_work_in_their_order(repo: RepoFixture, tmp_path: Path, page: str):
     found = commands(page)
     assert len(found) >= 3

@@ -24,7 +24,7 @@ from tests.bridge.evidence import reports
 from tests.fixtures.repo import RepoFixture, build_repo
 from tests.fixtures.runner import RunnerFixture
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.xdist_group("presets")]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 RECALL = ("limit=6", "max_tokens=10")

@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.unsandboxed,
     pytest.mark.skipif(not ACT.exists(), reason="act is not built: scripts/install_act.sh"),
-    pytest.mark.xdist_group("workflow"),
 ]
 
 

@@ -292,7 +292,7 @@ FORGED_ARMS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_claimed_arm_of_a_shootout_is_replayed(verify: Verifier) -> None:
     document = stored("kv")
     for change, _ in FORGED_ARMS.values():
