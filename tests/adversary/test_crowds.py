@@ -73,7 +73,7 @@ def seconds_to_answer(attacked: AttackedRunner) -> float:
 
 @pytest.mark.e2e
 @pytest.mark.quiet
-@pytest.mark.parametrize("first", ["runner", "crowd"])
+@pytest.mark.parametrize("first", [pytest.param("runner", marks=pytest.mark.exhaustive), "crowd"])
 def test_signed_request_waits_20_seconds_at_most(repo: RepoFixture, first: str):
     with attacked_runner(repo, lambda attacked: attacked.runner.list_signer("ann") and None) as attacked:
         if first == "crowd":
