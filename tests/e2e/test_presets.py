@@ -54,7 +54,7 @@ JOBS: dict[str, tuple[str, ...]] = {
 OURS = {
     "proposer": ("limit=2", "max_tokens=24", "kv=sink-window:4,512"),
     "quality": ("limit=2", "max_tokens=24"),
-    "recall": (*RECALL, "kv=sliding-bounded:0,16"),
+    "recall": RECALL,
     "server-smoke": ("limit=1", "max_tokens=24", "clients=3"),
 }
 WORKLOAD = {
