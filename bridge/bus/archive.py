@@ -238,7 +238,7 @@ class Archive:
         data = self._copied_file(copy.nonce, "request.json", manifest.MAX_BYTES)
         signature = self._copied_file(copy.nonce, "request.json.sig", requests.MAX_SIGNATURE_BYTES)
         if asked.workload_sha is not None and data is not None:
-            request = requests.RequestCommit(asked.commit, asked.workload_sha, data, signature)
+            request = requests.RequestCommit(asked.commit, (asked.workload_sha,), data, signature)
             with contextlib.suppress(ManifestError):
                 params = requests.bound_manifest(request, copy.nonce).params
                 expected = replace(expected, params=params)

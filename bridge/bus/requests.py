@@ -1,7 +1,8 @@
 """A request: the commit that asks, built, pushed and read back; and its state, from a remote's refs alone.
 
-The commit differs from its single parent, the workload, by ``.mac-bridge/request.json``, the signature and,
-over GitHub Actions, the workflow file where the workload has none.
+The commit differs from its first parent, the workload, by ``.mac-bridge/request.json``, the signature and,
+over GitHub Actions, the workflow file where the workload has none. A second parent is the commit that a
+paired run compares the workload with, so that one push brings both.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class RequestCommit:
     """A request commit of the right shape; its manifest is still unread bytes."""
 
     commit: str  # the request commit
-    parent: str  # the workload commit
+    parents: tuple[str, ...]  # the workload commit, and one that it is compared with
     data: bytes  # the exact bytes of ``request.json``
     signature: bytes | None  # the exact bytes of ``request.json.sig``; None: unsigned
     # Whether it adds the workflow file, which is not compared with anything here
@@ -84,7 +85,8 @@ def submit(
     if not options.starts_run:
         message += f"\n{SKIP_CI}\n"
     with git.scratch() as scratch:
-        commit = scratch.commit_files(manifest.workload_sha, files, message)
+        workload, *others = manifest.commits
+        commit = scratch.commit_files(workload, files, message, merged=others)
         asking, pending = (RefUpdate(ref, commit, "") for ref in (branch, refs.INBOX + manifest.nonce))
         try:
             there = scratch.swap(remote, asking, [pending], timeout_s=git.timeout_s)
@@ -102,8 +104,8 @@ def read_request(git: GitRepo, commit: str) -> RequestCommit:
     if kind not in ("commit", "missing"):
         raise ManifestError(f"a request is a commit, {commit[:12]} is a {kind}")
     parents = git.commit(commit).parents
-    if len(parents) != 1:
-        raise ManifestError(f"a request commit has exactly one parent, {commit[:12]} has {len(parents)}")
+    if len(parents) not in (1, 2):
+        raise ManifestError(f"a request commit has one or two parents, {commit[:12]} has {len(parents)}")
     changes = git.changes(parents[0], commit)
     for change in changes:
         brought = change.path == WORKFLOW_PATH and change.status == "A"
@@ -121,7 +123,7 @@ def read_request(git: GitRepo, commit: str) -> RequestCommit:
     if data is None:
         raise ManifestError(f"the commit {commit[:12]} has no readable {REQUEST_PATH}")
     brings_workflow = any(change.path == WORKFLOW_PATH for change in changes)
-    return RequestCommit(commit, parents[0], data, signature, brings_workflow)
+    return RequestCommit(commit, parents, data, signature, brings_workflow)
 
 
 def bound_manifest(request: RequestCommit, nonce: str) -> Manifest:
@@ -129,10 +131,9 @@ def bound_manifest(request: RequestCommit, nonce: str) -> Manifest:
     manifest = parse(request.data)
     if manifest.nonce != nonce:
         raise ManifestError(f"manifest: nonce is {manifest.nonce}, but the request is named {nonce}")
-    if manifest.workload_sha != request.parent:
-        raise ManifestError(
-            f"manifest: workload_sha is {manifest.workload_sha}, but the commit's parent is {request.parent}"
-        )
+    if manifest.commits != request.parents:
+        stated, parents = (" and ".join(each) for each in (manifest.commits, request.parents))
+        raise ManifestError(f"manifest: the workload is {stated}, but the commit's parent is {parents}")
     named = refs.parse_request_ref(manifest.result_ref)
     if named is None or named.nonce != nonce:
         raise ManifestError(f"manifest: result_ref {manifest.result_ref!r} is not a branch of this request")

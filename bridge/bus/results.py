@@ -18,9 +18,10 @@ from bridge.bus.requests import RefValue, RequestCommit, RequestState, has_resul
 from bridge.errors import BusError, EvidenceError, MachineError, ManifestError, ResultError, SignatureError
 from bridge.git.repo import FileChange, GitRepo, Scratch
 from bridge.protocol import result as records
-from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, Manifest, ParamValue, parse
+from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, Against, Manifest, ParamValue, parse
 from bridge.protocol.sanitize import clean_line
 from bridge.signing.trust import Signature, TrustLevel, weigh
+from evidence_format.paired import NAME as PAIRED
 
 # In the commit message of a result: the digest of its result.json.
 TRAILER = "Result-SHA256"
@@ -52,6 +53,7 @@ class ExpectedRequest:
     workload_sha: str | None
     preset: str | None = None
     params: Mapping[str, ParamValue] | None = None
+    against: Against | None = None  # the other side of a paired run
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ def believe(
 def evidence_report(believed: Believed) -> bytes:
     """The one evidence report among a result's files; an `EvidenceError`: there is none, or several."""
     result = believed.result
-    reports = [file.path for file in result.files if file.role == "evidence"]
+    reports = [file.path for file in result.files if file.role == "evidence" and file.path != PAIRED]
     if len(reports) != 1:
         what = f"the result of {result.nonce} ({result.preset}, {result.verdict.status})"
         raise EvidenceError(f"nothing to verify: {what} holds {len(reports)} evidence reports, not one")
@@ -309,10 +311,10 @@ def _read_request(git: GitRepo, located: FetchedResult) -> tuple[ExpectedRequest
     if located.request is None:
         return None, True
     parents, manifest = git.commit(located.request).parents, _manifest(git, located.request)
-    expected = ExpectedRequest(located.nonce, located.request, parents[0] if len(parents) == 1 else None)
+    expected = ExpectedRequest(located.nonce, located.request, parents[0] if len(parents) in (1, 2) else None)
     if manifest is None:
         return expected, not located.parents
-    expected = replace(expected, preset=manifest.preset, params=manifest.params)
+    expected = replace(expected, preset=manifest.preset, params=manifest.params, against=manifest.against)
     return expected, not located.parents or manifest.result_ref == located.ref
 
 
@@ -368,7 +370,7 @@ def first_parents(git: GitRepo, tip: str) -> Iterator[str]:
 def _is_request(git: GitRepo, commit: str, nonce: str) -> bool:
     """Whether a commit brought a manifest that is this request's, or one that cannot be read."""
     parents = git.commit(commit).parents
-    if len(parents) != 1 or not git.exists(parents[0]):
+    if len(parents) not in (1, 2) or not git.exists(parents[0]):
         return False
     changes = git.changes(parents[0], commit)
     if not any(change.path == REQUEST_PATH and change.status != "D" for change in changes):

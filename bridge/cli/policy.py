@@ -186,7 +186,7 @@ def _explain(
     config, now = survey_config(remote or manifest.audience, **folders), datetime.now(UTC)
     if remote is None:
         config = replace(config, audience=manifest.audience)
-    commit = RequestCommit(_NO_COMMIT, manifest.workload_sha, data, signature)
+    commit = RequestCommit(_NO_COMMIT, manifest.commits, data, signature)
     request = admission.Request(
         manifest.nonce, _NO_COMMIT, manifest.result_ref, data=commit, manifest=manifest
     )

@@ -37,6 +37,8 @@ Examples:
   kakeya_mac run --preset tests -p path=tests/unit --ref my-branch --json
   kakeya_mac run --preset throughput --on 'chip=M4*,memory>=64,label=lab' --wait
   kakeya_mac run --preset probe --transport actions --dry-run
+  kakeya_mac run --preset tests -p path=tests/bench --against origin/main --wait
+  kakeya_mac run --preset throughput -p block=8 --against-params block=4 --wait
 
 Conditions of --on: NAME=VALUE, NAME!=VALUE, and >= or <= for cores and memory (GB); all must be met. NAME is
 chip, cores, label, machine, memory, metal, os, runner or system; * in a VALUE is any text. A runner that does
@@ -45,19 +47,31 @@ not meet them leaves the request alone, and it expires if none does.
 Exit codes with --wait: those of the request, see `kakeya_mac --help`; 0 when it is pushed, without --wait."""
 )
 @click.option("--preset", required=True, metavar="NAME", help="What to run; see `kakeya_mac presets`.")
+@click.option("--against", metavar="REV", help="Paired run: take turns with this commit, and compare.")
+@click.option(
+    "--against-params",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Paired run: take turns with other parameters; repeatable.",
+)
 @submit_options
-def run(preset: str, options: RequestOptions) -> int:
+def run(preset: str, against: str | None, against_params: tuple[str, ...], options: RequestOptions) -> int:
     """Run one preset for one commit of this checkout.
 
     The request is a commit of its own on top of REV, pushed to a branch of its own. Work tree, index and
     current branch are not touched, and uncommitted changes are not part of it.
+
+    A paired run (--against, --against-params) has both sides in one job on one machine, by turns, and says
+    which is faster, by how much, and the smallest difference that it could have seen.
     """
     config = options.settings()
     known = presets.get(preset, config.presets)
     left_out = presets.left_out(known, options.params, preset)
     warn(f"{name} has no counterpart in {known.name} and is left out" for name in left_out)
     params = presets.parse_cli(known, options.params, preset)
-    asked = options.asked() | {"ref": options.ref or "HEAD", "on": options.on or None}
+    asked = options.asked() | {"ref": options.ref or "HEAD", "on": options.on or None, "against": against}
+    if against_params:
+        asked["against_params"] = presets.parse_cli(known, against_params, preset)
     with GitRepo(Path.cwd()).scratch() as git:
         plan = plan_request(config, git, preset=preset, params=params, **asked)
         return submit_and_follow(config, git, plan, options)

@@ -23,6 +23,8 @@ from bridge.presets.argv import switches
 from bridge.protocol.manifest import ParamValue
 from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT, Result, Status
 from evidence_format.model import SWITCHES, Report, ReportRequest
+from evidence_format.paired import NAME as PAIRED
+from evidence_format.paired import Paired
 from evidence_format.policies import policy_of
 from evidence_format.text import shown
 from evidence_format.verification import NAME as VERIFICATION
@@ -74,16 +76,20 @@ def compare(
     reports: Mapping[str, Report],
     preset: Preset | None,
     verification: Verification | None = None,
+    *,
+    paired: Paired | None = None,
 ) -> Agreement:
     """Compare a result with its request, and its reports, by path, with both.
 
     Of a result that did not run only preset and workload are compared. `preset` is the one of that name that
     is installed here; its defaults count where it is the very file that the runner has. `verification` is the
-    record of a result that replayed another request's report.
+    record of a result that replayed another request's report, `paired` that of a paired run.
     """
     known = preset if preset is not None and preset.digest == result.preset_digest else None
     params, found = _wanted(expected, result, known)
     found += _request(expected, result, known, params)
+    if result.verdict.status is Status.PASSED:
+        found += _in_file(PAIRED, _sides(expected, result, known, paired))
     for path, report in reports.items():
         found += _in_file(
             path,
@@ -147,6 +153,27 @@ def _request(
         yield from _check("engine source", known.engine, result.engine_source)
     elif result.preset_digest is not None:  # without one no runner wrote it
         yield f"defaults of the preset {result.preset}: the runner has another version of it"
+
+
+def _sides(
+    expected: ExpectedRequest | None, result: Result, known: Preset | None, record: Paired | None
+) -> Findings:
+    """What a paired run compared, with what it was asked to compare."""
+    if record is not None:
+        yield from _check("workload.params", dict(result.params), record.workload.params)
+    if expected is None or expected.params is None:  # nothing of the request can be read
+        return
+    asked = expected.against
+    if asked is None or record is None:
+        stated = None if record is None else record.against.workload_sha
+        yield from _check("against", None if asked is None else asked.workload_sha, stated)
+        return
+    yield from _check("against.workload", asked.workload_sha, record.against.workload_sha)
+    params: Mapping[str, ParamValue] = {**record.against.params, **asked.params}
+    if known is not None:
+        with contextlib.suppress(ParameterError):  # then the runner would have refused it
+            params = presets.validate(known, asked.params)
+    yield from _check("against.params", dict(params), record.against.params)
 
 
 def _stated(result: Result, stated: ReportRequest | None) -> Findings:

@@ -33,6 +33,7 @@ from bridge.protocol.manifest import Manifest, parse_time
 from bridge.protocol.result import EXIT_CODES, Reason, Status, Verdict, Violation
 from bridge.settings import Settings
 from bridge.signing.trust import TrustLevel
+from evidence_format.paired import Paired
 from evidence_format.parse import Unreadable
 from evidence_format.verification import NAME as VERIFICATION
 from evidence_format.verification import SIGNATURE_NAME, Verification, parse_verification
@@ -57,6 +58,12 @@ class Judged:
     agreement: Agreement = field(default_factory=Agreement)  # where request, result and reports differ
     allow_unsigned: bool = False  # whether a pass counts that no trusted key signed
     verification: Verification | None = None  # what a runner that replayed another request's report found
+
+    @property
+    def paired(self) -> Paired | None:
+        """The record of a paired run that the gate accepted."""
+        found = (each.paired for each in self.judgements.values() if each.accepted)
+        return next((record for record in found if record is not None), None)
 
     @property
     def verified(self) -> bool:
@@ -188,7 +195,10 @@ def judge(
     verification, faults = _read_verification(believed, preset)
     passed = result.verdict.status is Status.PASSED
     reports = {path: each.report for path, each in judgements.items() if passed and each.report is not None}
-    agreement = compare(believed.expected, result, reports, preset, verification if passed else None)
+    record = next((each.paired for each in judgements.values() if each.paired is not None), None)
+    agreement = compare(
+        believed.expected, result, reports, preset, verification if passed else None, paired=record
+    )
     differences = [
         Violation(code="BINDING", message=str(each)[:4000], file=each.file) for each in agreement.differences
     ]

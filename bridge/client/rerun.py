@@ -46,7 +46,7 @@ def plan_again(
         request, old = _find(settings, git, scratch, remote, handle)
         own = git
         if ref is None:
-            own = git if git.exists(old.workload_sha) else _fetch_workload(scratch, remote, old)
+            own = git if all(map(git.exists, old.commits)) else _fetch_commits(scratch, remote, old)
             _require_own_signature(settings, own, request, old)
         params = presets.parse_cli(presets.get(old.preset, settings.presets), words)
         plan = plan_request(
@@ -59,6 +59,8 @@ def plan_again(
             timeout_s=timeout_s or old.timeout_s,
             transport=transport or old.transport,
             on=(old.on if on is None else on) or None,
+            against=None if old.against is None else old.against.workload_sha,
+            against_params=None if old.against is None else old.against.params,
         )
         yield old, plan, own
 
@@ -101,17 +103,17 @@ def _below(scratch: Scratch, remote: Remote, place: RefValue) -> Iterator[Reques
             yield read_request(scratch, commit)
 
 
-def _fetch_workload(scratch: Scratch, remote: Remote, manifest: Manifest) -> Scratch:
-    commit = manifest.workload_sha
-    if not scratch.exists(commit):
-        with contextlib.suppress(RemoteUnreachable):  # it has just answered; it gives only what refs name
-            scratch.fetch(remote.address, [commit])
-    if scratch.kind_and_size(commit)[0] != "commit":
-        raise UnknownHandle(
-            f"the request {manifest.nonce} needs the commit {commit[:12]}, which neither this clone has"
-            " nor the remote gives",
-            f"in a clone that has it: kakeya_mac again {manifest.nonce}; or name another one with --ref",
-        )
+def _fetch_commits(scratch: Scratch, remote: Remote, manifest: Manifest) -> Scratch:
+    for commit in manifest.commits:
+        if not scratch.exists(commit):
+            with contextlib.suppress(RemoteUnreachable):  # it has just answered; it gives only what refs name
+                scratch.fetch(remote.address, [commit])
+        if scratch.kind_and_size(commit)[0] != "commit":
+            raise UnknownHandle(
+                f"the request {manifest.nonce} needs the commit {commit[:12]}, which neither this clone has"
+                " nor the remote gives",
+                f"in a clone that has it: kakeya_mac again {manifest.nonce}; or name another one with --ref",
+            )
     return scratch
 
 

@@ -20,7 +20,7 @@ from bridge.github.api import GitHub, find_token, repository_of
 from bridge.github.servers import server_of
 from bridge.presets import Preset
 from bridge.protocol import refs
-from bridge.protocol.manifest import Manifest, ParamValue, parse
+from bridge.protocol.manifest import Against, Manifest, ParamValue, parse
 from bridge.settings import Settings
 
 _DIRTY_TIMEOUT_S = 2.0
@@ -73,7 +73,8 @@ class Submission:
     def expected(self) -> ExpectedRequest:
         """What a result must answer to be believed."""
         asked = self.manifest
-        return ExpectedRequest(asked.nonce, self.commit, asked.workload_sha, asked.preset, asked.params)
+        what = (asked.workload_sha, asked.preset, asked.params, asked.against)
+        return ExpectedRequest(asked.nonce, self.commit, *what)
 
 
 def plan_request(
@@ -87,16 +88,23 @@ def plan_request(
     timeout_s: int | None = None,
     transport: str | None = None,
     on: str | None = None,
+    against: str | None = None,
+    against_params: Mapping[str, object] | None = None,
 ) -> Plan:
     """Check a request and write its manifest; reads the checkout and does not change it.
 
     `git` has the workload, which `ref` names by any revision; `expires` says how long the request may wait,
-    `on` which machines may run it (None: any). `settings` hold the other defaults.
+    `on` which machines may run it (None: any). `against`, a revision, or `against_params`, which replace some
+    of `params`, ask for a paired run. `settings` hold the other defaults.
     """
     chosen = presets.get(preset, settings.presets)
     values = presets.validate(chosen, params)
     workload = git.resolve(ref)
     _check_paths(git, chosen, values, workload)
+    other = None
+    if against is not None or against_params is not None:
+        other = _other_side(git, chosen, {**params, **(against_params or {})}, against or workload)
+        _check_sides(chosen, against, (workload, values), (other.workload_sha, other.params))
     bus = resolve_remote(git, settings.remote)
     route = choose_route(transport or settings.transport, git, bus, workload)
     created = datetime.now(UTC).replace(microsecond=0)
@@ -114,10 +122,35 @@ def plan_request(
         audience=bus.audience,
         timeout_s=timeout_s,
         on=on,
+        against=other,
     )
     manifest = parse(draft.to_bytes())
     argv = tuple(presets.argv(chosen, values, presets.show))
     return Plan(manifest, argv, bus, route)
+
+
+def _other_side(git: GitRepo, preset: Preset, params: Mapping[str, object], ref: str) -> Against:
+    commit = git.resolve(ref)
+    values = presets.validate(preset, params)
+    _check_paths(git, preset, values, commit)
+    return Against(workload_sha=commit, params=values)
+
+
+def _check_sides(
+    preset: Preset, against: str | None, own: tuple[object, ...], other: tuple[object, ...]
+) -> None:
+    """Refuse a paired run that would compare nothing; a side is a commit and parameters."""
+    if against is not None and not preset.measures_commit and (own == other or own[0] != other[0]):
+        raise ParameterError(
+            f"preset {preset.name} runs the installed engine and reads nothing of the commit:"
+            f" --against {against} would compare nothing",
+            "compare two sets of parameters with --against-params NAME=VALUE, or use a preset that runs code"
+            " of the commit: kakeya_mac presets",
+        )
+    if against is None and own == other:
+        raise ParameterError(
+            "--against-params gives the values that the request has already", "name a value that differs"
+        )
 
 
 def submit_request(settings: Settings, plan: Plan, git: GitRepo) -> Submission:

@@ -6,18 +6,20 @@ It cannot tell whether a program that was free to write any rows wrote true ones
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
 from bridge.errors import EvidenceError
+from bridge.evidence import paired
 from bridge.evidence.figures import Binding, Case
 from bridge.evidence.rules import RULES
 from bridge.evidence.rules.claims import ClaimFigure, claim_figures
 from bridge.presets import Promise
 from bridge.protocol.result import Violation
 from evidence_format.model import WEIGHTLESS, ParityComparison, Report, Summary, System
+from evidence_format.paired import Paired, is_paired, parse_paired
 from evidence_format.parse import MAX_BYTES, Unreadable, is_report, parse
 from evidence_format.policies import policy_of
 from evidence_format.text import several, shown
@@ -38,32 +40,47 @@ class Judgement:
     claims: tuple[ClaimFigure, ...] = ()
     figures: Summary | None = None  # recomputed from the rows
     report: Report | None = None
+    paired: Paired | None = None  # of a paired run, which has no report
 
     def to_document(self) -> dict[str, object]:
         """The judgement as plain JSON values, without the report's rows."""
+        figures = self.figures if self.paired is None else self.paired.summary
         return {
             "accepted": self.accepted,
             "kind": self.kind,
             "violations": [each.model_dump(include={"code", "message"}) for each in self.violations],
             "claims": [asdict(claim) for claim in self.claims],
-            "figures": None if self.figures is None else self.figures.model_dump(mode="json"),
+            "figures": None if figures is None else figures.model_dump(mode="json"),
         }
 
 
 def judge(report: bytes, *, binding: Binding | None = None) -> Judgement:
     """Judge a report, by itself or as that of a request. Hostile bytes give violations, no exception."""
     try:
+        if is_paired(report):
+            return _judge_paired(parse_paired(report), binding)
         case = Case(parse(report), binding)
     except Unreadable as error:
         return Judgement(accepted=False, kind=None, violations=tuple(_told(*fault) for fault in error.faults))
+    broken = _ask({code: rule.check(case) for code, rule in RULES.items()})
+    claims = tuple(claim_figures(case))
+    return Judgement(not broken, case.kind, broken, claims, case.figures, case.report)
+
+
+def _judge_paired(record: Paired, binding: Binding | None) -> Judgement:
+    broken = _ask({code: rule(record, binding) for code, rule in paired.RULES.items()})
+    return Judgement(not broken, "paired", broken, paired=record)
+
+
+def _ask(found: Mapping[str, Iterator[str]]) -> tuple[Violation, ...]:
+    """The messages of rules, by code, as violations; of each rule so many."""
     broken: list[Violation] = []
-    for code, rule in RULES.items():
-        messages = list(islice(rule.check(case), MESSAGES_PER_RULE + 1))
+    for code, each in found.items():
+        messages = list(islice(each, MESSAGES_PER_RULE + 1))
         if len(messages) > MESSAGES_PER_RULE:
             messages[-1] = "... and more of the same"
         broken += [_told(code, message) for message in messages]
-    claims = tuple(claim_figures(case))
-    return Judgement(not broken, case.kind, tuple(broken), claims, case.figures, case.report)
+    return tuple(broken)
 
 
 def _told(code: str, message: str) -> Violation:
@@ -72,8 +89,16 @@ def _told(code: str, message: str) -> Violation:
 
 def find_reports(folder: Path) -> tuple[list[Path], list[Path]]:
     """The reports among the JSON files of a folder and its subfolders, and the other JSON files, sorted."""
-    found = {path: is_report(_read(path)) for path in sorted(folder.rglob("*.json")) if path.is_file()}
+    found = {
+        path: is_report(data := _read(path)) or is_paired(data)
+        for path in sorted(folder.rglob("*.json"))
+        if path.is_file()
+    }
     return [path for path in found if found[path]], [path for path in found if not found[path]]
+
+
+def _is_evidence(data: bytes) -> bool:
+    return is_report(data) or is_paired(data)
 
 
 def judge_file(path: Path, *, binding: Binding | None = None) -> Judgement:

@@ -220,6 +220,8 @@ class WorkflowPublisher:
 
 
 def _expected(request: Request) -> ExpectedRequest:
-    manifest, workload = request.manifest, None if request.data is None else request.data.parent
-    preset, params = (manifest.preset, manifest.params) if manifest else (None, None)
-    return ExpectedRequest(request.nonce, request.commit, workload, preset, params)
+    manifest, workload = request.manifest, None if request.data is None else request.data.parents[0]
+    if manifest is None:
+        return ExpectedRequest(request.nonce, request.commit, workload)
+    asked = (manifest.preset, manifest.params, manifest.against)
+    return ExpectedRequest(request.nonce, request.commit, workload, *asked)

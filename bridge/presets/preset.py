@@ -169,6 +169,11 @@ class Preset(BaseModel):
         """Whether code of the requested commit runs. The default policy refuses such presets."""
         return self.engine == "workload"
 
+    @property
+    def measures_commit(self) -> bool:
+        """Whether anything of the requested commit reaches the job: its code, or data."""
+        return self.workspace != "none"
+
     def params_schema(self) -> dict[str, Any]:
         """JSON Schema of the parameters object."""
         return {

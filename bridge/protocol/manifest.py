@@ -178,6 +178,15 @@ class _ClientRecord(BaseModel):
         return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
+class Against(BaseModel):
+    """The other side of a paired run: a commit and parameters that take turns with the request's own."""
+
+    model_config = STRICT_RECORD
+
+    workload_sha: Sha
+    params: Annotated[dict[ParamName, ParamValue], Field(max_length=64)] = {}
+
+
 class Manifest(_ClientRecord):
     """One request. Trust is never a field of it: it names a preset and typed values, nothing that runs."""
 
@@ -194,6 +203,7 @@ class Manifest(_ClientRecord):
     audience: Annotated[str, Field(min_length=1, max_length=1000, description="the remote this is meant for")]
     timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
     on: _Target | None = None
+    against: Against | None = None
 
     @model_validator(mode="after")
     def _times_fit(self) -> Manifest:
@@ -205,6 +215,12 @@ class Manifest(_ClientRecord):
         if abs(named - self.created_at) > MAX_NONCE_SKEW:
             raise ValueError("the time in the nonce must be within a day of created_at")
         return self
+
+    @property
+    def commits(self) -> tuple[str, ...]:
+        """The parents of its commit: the workload, and another that it is compared with."""
+        other = None if self.against is None else self.against.workload_sha
+        return (self.workload_sha,) if other in (None, self.workload_sha) else (self.workload_sha, str(other))
 
 
 class CancelRequest(_ClientRecord):

@@ -16,7 +16,7 @@ from bridge.evidence.gate import Judgement
 from bridge.evidence.rules.claims import ClaimFigure
 from bridge.protocol.result import Status
 from bridge.protocol.sanitize import clean_line
-from bridge.render.outcome import bare_table, outcome_lines, plain
+from bridge.render.outcome import bare_table, outcome_lines, paired_lines, plain
 from evidence_format.claims import SPEED_CLAIMS
 from evidence_format.model import Arm, ArmSummary, Report, Summary
 
@@ -78,6 +78,9 @@ def evidence_tables(judgement: Judgement) -> Iterator[EvidenceTable]:
     """
     report, figures = judgement.report, judgement.figures
     rows: list[tuple[str, ...]] = [(claim.name, claim_figure_text(claim)) for claim in judgement.claims]
+    if judgement.paired is not None:
+        facts = [line.strip().partition("  ") for line in paired_lines(judgement.paired)]
+        yield EvidenceTable(("paired", ""), [(name, value) for name, _, value in facts])
     if report is not None and figures is not None:
         if report.kind in _COLUMNS:
             yield _arms(judgement, report, figures)

@@ -20,12 +20,13 @@ from bridge.protocol.manifest import parse_time
 from bridge.protocol.result import Phase, Progress, Status
 from bridge.protocol.sanitize import clean_line
 from bridge.signing.trust import Signature, TrustLevel
+from evidence_format.paired import Paired, PairedSummary
 from evidence_format.verification import Verification
 
 # Keys of `outcome_json` whose texts come from the runner, or from the author of the result.
 FROM_BUS = (
     *("binding", "files", "message", "params", "phase_seconds", "preset", "result_ref", "runner"),
-    *("verification", "violations"),
+    *("paired", "verification", "violations"),
 )
 TRUST_TEXTS = {
     TrustLevel.TRUSTED: "trusted",
@@ -34,6 +35,7 @@ TRUST_TEXTS = {
     TrustLevel.UNSIGNED: "unsigned",
     TrustLevel.UNCHECKED: "signed, but not checked: ssh-keygen is not installed",
 }
+_METRICS = {"command_s": "seconds of the command", "decode_s_per_token": "seconds a decoded token"}
 _line = functools.partial(clean_line, limit=4000)  # what a result may hold
 _RESULT_FIELDS = {
     *("nonce", "preset", "params", "request_commit", "workload_sha", "engine_source"),
@@ -71,6 +73,7 @@ def outcome_json(judged: Judged) -> dict[str, Any]:
         },
         "authenticity": _line(believed.sentence),
         "verification": record and record.model_dump(mode="json", by_alias=True),
+        "paired": None if judged.paired is None else paired_json(judged.paired),
     }
 
 
@@ -97,10 +100,45 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
         yield f"  binding  not compared: {_line('; '.join(judged.agreement.not_compared))}"
     yield f"  request  {result.request_commit}"
     yield f"  result   {believed.commit} on {_line(believed.ref)}"
+    if judged.paired is not None:
+        yield from (f"  {line}" for line in paired_lines(judged.paired))
     if judged.verification is not None:
         yield from (f"  {line}" for line in verification_lines(judged.verification))
     for file in result.files:
         yield f"           {file.role:<8} {_line(file.path)} ({file.bytes} bytes)"
+
+
+def paired_json(record: Paired) -> dict[str, Any]:
+    """What a paired run found, without its runs."""
+    return {
+        "metric": record.metric,
+        "workload": record.workload.model_dump(),
+        "against": record.against.model_dump(),
+        **record.summary.model_dump(mode="json"),
+    }
+
+
+def paired_lines(record: Paired) -> Iterator[str]:
+    """The same for people. Each is one line."""
+    found, other = record.summary, record.against
+    differing = {
+        name: value for name, value in other.params.items() if record.workload.params.get(name) != value
+    }
+    sides = [] if other.workload_sha == record.workload.workload_sha else [other.workload_sha[:12]]
+    sides += [f"{name}={value}" for name, value in differing.items()]
+    yield f"{found.verdict.upper()}  against {_line(' '.join(sides) or 'the same commit and parameters')}"
+    if found.ratio is not None:
+        within = "" if found.interval is None else f", {found.confidence:.0%} interval {_interval(found)}"
+        yield f"  time ratio {found.ratio:.3f}{within} ({_METRICS[record.metric]}; above 1 is slower)"
+    if found.smallest_effect is None:
+        yield f"  {found.blocks} blocks of A B B A, too few to tell: allow more time with --timeout"
+    else:
+        yield f"  smallest effect it could see {found.smallest_effect:.1%}, {found.blocks} blocks of A B B A"
+
+
+def _interval(found: PairedSummary) -> str:
+    low, high = found.interval or (0.0, 0.0)
+    return f"{low:.3f} to {high:.3f}"
 
 
 def verification_lines(record: Verification) -> Iterator[str]:

@@ -58,6 +58,7 @@ class Admitted:
 
     preset: Preset
     params: Mapping[str, ParamValue]
+    against: Mapping[str, ParamValue] | None = None  # of the other side of a paired run
 
 
 class Refusal(RequestRefused):
@@ -153,7 +154,8 @@ class Admission:
         decision = decide(request, self.config, now, answered=answered)
         if isinstance(decision, Admitted):
             try:
-                self._check_workload(manifest.workload_sha)
+                for commit in manifest.commits:
+                    self._check_workload(commit)
                 self._check_place(request, manifest.result_ref)
             except RequestRefused as error:
                 decision = _refusal(error, decision.preset, decision.params)
@@ -257,7 +259,10 @@ def decide(
         if not assumed:
             _check_signature(request, config)
         preset = presets.find(manifest.preset, config.presets)
-        params = _check_params(preset, manifest, config)
+        params = _check_params(preset, manifest.params, config)
+        other = None
+        if manifest.against is not None:
+            other = _check_params(preset, manifest.against.params, config)
         policy.check(preset)
         policy.check_ref(manifest.result_ref)
         if changed := interpreter.objection():
@@ -269,7 +274,7 @@ def decide(
         _check_time(manifest, config, now, answered=answered)
     except RequestRefused as error:
         return _refusal(error, preset, params)
-    return Admitted(preset, params)
+    return Admitted(preset, params, other)
 
 
 def _refusal(error: RequestRefused, preset: Preset | None, params: Mapping[str, ParamValue]) -> Refusal:
@@ -307,15 +312,17 @@ def _check_signature(request: Request, config: RunnerConfig) -> None:
     raise Refusal(Reason.BAD_SIGNATURE, message, remedy, key=("require_signature",))
 
 
-def _check_params(preset: Preset, manifest: Manifest, config: RunnerConfig) -> Mapping[str, ParamValue]:
+def _check_params(
+    preset: Preset, params: Mapping[str, ParamValue], config: RunnerConfig
+) -> Mapping[str, ParamValue]:
     """The values of a request, with defaults, within the bounds of this machine's policy."""
     try:
-        return presets.validate(preset, manifest.params)
+        return presets.validate(preset, params)
     except ParameterError as error:
         # Within the preset's own bounds; else the request itself is wrong.
-        presets.validate(config.rulebook.installed[preset.name], manifest.params)
+        presets.validate(config.rulebook.installed[preset.name], params)
         message = f"{error.message}: this machine's policy allows less than the preset does"
-        name = next(name for name, value in manifest.params.items() if preset.params[name].fault(value))
+        name = next(name for name, value in params.items() if preset.params[name].fault(value))
         key = ("presets", preset.name, "params", name)
         raise Refusal(Reason.POLICY, message, error.remedy, key=key) from None
 

@@ -63,7 +63,7 @@ class JobExit:
 
 
 class Supervisor(AbstractContextManager["Supervisor"]):
-    """The supervisor of one job, which takes over the machine's lock; `close` leaves nothing of the job."""
+    """The supervisor of a job, which takes over the machine's lock; `close` leaves nothing of the job."""
 
     def __init__(self, lock: Path) -> None:
         with ExitStack() as theirs, ExitStack() as ours:
@@ -98,7 +98,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def run(
         self, job: JobCommand, log: IO[bytes], *, on_line: Callable[[str], None], stop: Callable[[], bool]
     ) -> JobExit:
-        """Run the job to its end and write its output to `log` as it comes, up to the limit.
+        """Run one command to its end and write its output to `log` as it comes, up to the limit.
 
         `on_line` takes each line of output (cut at `MAX_LINE` characters). `stop` is asked about ten times a
         second; True ends the job (TERM, then KILL after the grace). A `MachineError`: the supervisor died.

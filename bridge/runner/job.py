@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -11,8 +12,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,22 +23,27 @@ from bridge.bus.archive import find_archived
 from bridge.bus.publish import ResultFiles
 from bridge.bus.requests import ALL_REFS, find, state_of
 from bridge.errors import BridgeError, BusError, EvidenceError, ParameterError, UnknownHandle, describe
-from bridge.evidence.gate import Binding, broken_promises
+from bridge.evidence.gate import Binding, Judgement, broken_promises
 from bridge.evidence.gate import judge as gate
+from bridge.evidence.paired import summarise
 from bridge.git.cache import GitCache
 from bridge.presets import Preset
 from bridge.presets.argv import switches
 from bridge.protocol import result as protocol
-from bridge.protocol.manifest import Manifest, format_time
+from bridge.protocol.manifest import Manifest, ParamValue, format_time
 from bridge.protocol.result import Phase, Reason, Status, Verdict, Violation
 from bridge.runner import models, sandbox, workspace
-from bridge.runner.admission import Decision, Refusal, Request, check_machine
+from bridge.runner.admission import Admitted, Decision, Refusal, Request, check_machine
 from bridge.runner.child import JobCommand, JobExit, Supervisor
 from bridge.runner.config import RunnerConfig
 from bridge.runner.lease import HeartbeatThread
 from bridge.runner.machine import Fact, job_facts, keep_awake
 from bridge.runner.models import FoundModel
+from bridge.runner.paired import RunFailed, take_turns
 from bridge.runner.supervisor import Breach
+from evidence_format.model import ReportRequest
+from evidence_format.paired import NAME as PAIRED
+from evidence_format.paired import SCHEMA_ID, Paired, PairedRun, PairedSide, SideName
 from evidence_format.parse import Unreadable, parse
 
 log = logging.getLogger(__name__)
@@ -88,6 +94,16 @@ class JobReport:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Side:
+    """What a command runs on: a commit, parameters, and folders of its own. A paired run has two sides."""
+
+    name: SideName
+    commit: str
+    params: Mapping[str, ParamValue]
+    dirs: sandbox.JobDirs
+
+
 @dataclass
 class Job:
     """One request that is ours, whatever admission decided about it; `cache` holds it and its workload."""
@@ -101,7 +117,6 @@ class Job:
 
     def __post_init__(self) -> None:
         self._began_at, self._started = time.monotonic(), self.now()
-        self.dirs = sandbox.JobDirs(self.config.jobs / self.request.nonce)
         self.secrets = self.config.secrets()
         # Has no name, so nothing the job does to files can put another file in its place.
         self._log = tempfile.TemporaryFile(dir=self.config.folder)  # noqa: SIM115 - closed by `clean_up`
@@ -112,7 +127,7 @@ class Job:
         self._replayed_models: list[Path] = []
         # What the result says of the job.
         self._seconds: dict[str, float] = {}
-        self._command: protocol.Command | None = None
+        self._commands: dict[SideName, protocol.Command] = {}  # the last of each side
         self._files: dict[str, tuple[bytes, str]] = {}
         self._machine: dict[str, Fact] = {}
 
@@ -174,26 +189,124 @@ class Job:
     def _work(self, heartbeat: HeartbeatThread, supervisor: Supervisor | None) -> Verdict | None:
         """From the workspace to the gate; None: the runner was told to stop, or the lease is lost."""
         assert supervisor is not None  # noqa: S101 - an admitted request has one
-        preset, manifest = self._asked()
+        manifest = self._asked()[1]
         with keep_awake() as kept_awake:
             if kept_awake is not None:
                 self._machine["kept_awake"] = kept_awake
             with self._phase(heartbeat, Phase.WORKSPACE):
-                argv, command = self._prepare(preset, manifest)
+                # The workload last, so that what the result says of models is of its.
+                prepared = {side.name: (side, *self._prepare(side)) for side in reversed(self.sides())}
             with self._phase(heartbeat, Phase.RUNNING):
+                if manifest.against is not None:
+                    return self._run_pairs(heartbeat, supervisor, prepared)
+                side, argv, command = prepared["workload"]
                 began = self.now()
                 ended = supervisor.run(command, self._log, on_line=self._tell, stop=self._is_stopped)
                 finished = self.now()
-        self._note_exit(argv, ended)
+        self._note_exit(side, argv, ended)
         if ended.stopped:
-            if heartbeat.cancelled is None:
-                return None
-            reason = f"{heartbeat.cancelled}; stopped after {ended.seconds:.1f} s"
-            return make_verdict(Reason.REQUESTED, reason)
+            return self._stopped(heartbeat, ended)
         with self._phase(heartbeat, Phase.GATING):
-            sha, digest = manifest.workload_sha, preset.digest
-            binding = Binding(manifest.nonce, sha, digest, preset.engine, began, finished)
-            return self._judge(preset, ended, binding)
+            return self._judge(side, ended, self._binding(side, began, finished))[0]
+
+    def _run_pairs(
+        self,
+        heartbeat: HeartbeatThread,
+        supervisor: Supervisor,
+        prepared: Mapping[SideName, tuple[Side, list[str], JobCommand]],
+    ) -> Verdict | None:
+        """Run both sides by turns, each run judged like a job of its own; then the record of them."""
+        preset, manifest = self._asked()
+        workload, other = prepared["workload"][0], prepared["against"][0]
+        uses_report, began, number = preset.evidence_kind == "throughput", self.now(), 0
+        most_output = prepared["workload"][2].max_output
+
+        def run(name: SideName, warm_up: bool, left_s: float) -> PairedRun:
+            nonlocal number
+            number += 1
+            side, argv, command = prepared[name]
+            workspace.remove_tree(side.dirs.out)  # no run is judged by the report of the one before it
+            side.dirs.out.mkdir(mode=0o700)
+            printed = self._log.tell()
+            command = replace(command, timeout_s=left_s, max_output=max(0, most_output - printed))
+            started = self.now()
+            ended = supervisor.run(command, self._log, on_line=self._tell_output, stop=self._is_stopped)
+            self._note_exit(side, argv, ended)
+            if ended.stopped:
+                raise RunFailed(self._stopped(heartbeat, ended))
+            verdict, judgement = self._judge(side, ended, self._binding(side, started, self.now()))
+            if verdict.reason is not Reason.OK:
+                message = f"run {number} ({name}, {side.commit[:12]}): {verdict.message}"[:4000]
+                failed = verdict.model_copy(update={"message": message})
+                raise RunFailed(failed, timed_out=ended.timed_out)
+            seconds = round(ended.seconds, 6)
+            self._note(f"runner: run {number} ({name}) took {seconds:.3f} s\n")
+            report = self._files.get(self._file_name(side, presets.evidence_name(preset)), (b"", ""))[0]
+            return PairedRun(
+                side=name,
+                warm_up=warm_up,
+                started_at=started.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+                seconds=seconds,
+                value=_decode_seconds(judgement) if uses_report else seconds,
+                exit_code=0,
+                report_sha256=hashlib.sha256(report).hexdigest() if preset.evidence else None,
+            )
+
+        try:
+            limit_s, nonce = prepared["workload"][2].timeout_s, manifest.nonce
+            runs = take_turns(run, limit_s=limit_s, seed=nonce, tell=self._tell)
+        except RunFailed as failure:
+            return failure.verdict
+        record = Paired.model_validate(
+            {
+                "schema": SCHEMA_ID,
+                "request": ReportRequest(
+                    nonce=nonce,
+                    workload_sha=workload.commit,
+                    preset_digest=preset.digest,
+                    engine_source=preset.engine,
+                ),
+                "preset": preset.name,
+                "metric": "decode_s_per_token" if uses_report else "command_s",
+                "workload": PairedSide(workload_sha=workload.commit, params=dict(workload.params)),
+                "against": PairedSide(workload_sha=other.commit, params=dict(other.params)),
+                "runs": tuple(runs),
+                "summary": summarise(runs, nonce),
+            }
+        )
+        data = (record.model_dump_json(by_alias=True, indent=1) + "\n").encode()
+        self._files[PAIRED] = (data, "evidence")
+        return _of_gate(PAIRED, gate(data, binding=self._binding(workload, began, self.now())).violations)
+
+    def sides(self) -> tuple[Side, ...]:
+        """What the job runs: the workload, and in a paired run what it is compared with."""
+        manifest, decision = self._asked()[1], self.decision
+        folder = self.config.jobs / manifest.nonce
+        sides = [Side("workload", manifest.workload_sha, decision.params, sandbox.JobDirs(folder))]
+        if manifest.against is not None and isinstance(decision, Admitted) and decision.against is not None:
+            dirs = sandbox.JobDirs(self.config.jobs / f"{manifest.nonce}-against")
+            sides.append(Side("against", manifest.against.workload_sha, decision.against, dirs))
+        return tuple(sides)
+
+    def _binding(self, side: Side, began: datetime, finished: datetime) -> Binding:
+        preset, manifest = self._asked()
+        return Binding(manifest.nonce, side.commit, preset.digest, preset.engine, began, finished)
+
+    def _stopped(self, heartbeat: HeartbeatThread, ended: JobExit) -> Verdict | None:
+        """The verdict of a job that was stopped; None: the runner was told to stop, or the lease is lost."""
+        if heartbeat.cancelled is None:
+            return None
+        reason = f"{heartbeat.cancelled}; stopped after {ended.seconds:.1f} s"
+        return make_verdict(Reason.REQUESTED, reason)
+
+    def _tell_output(self, line: str) -> None:
+        """Pass on a line of a paired run, but not its own progress, which begins again with each run."""
+        if not line.startswith("progress "):
+            self._tell(line)
+
+    @staticmethod
+    def _file_name(side: Side, name: str | None) -> str:
+        return f"against-{name}" if side.name == "against" else name or ""
 
     def _asked(self) -> tuple[Preset, Manifest]:
         preset, manifest = self.decision.preset, self.request.manifest
@@ -217,32 +330,33 @@ class Job:
         self._note(f"runner: {line}\n")
         self._tell(line)
 
-    def _prepare(self, preset: Preset, manifest: Manifest) -> tuple[list[str], JobCommand]:
-        """Make what the job needs; its command line, and the command that runs it in the sandbox."""
-        policy = self.config.policy
+    def _prepare(self, side: Side) -> tuple[list[str], JobCommand]:
+        """Make what a side needs; its command line, and the command that runs it in the sandbox."""
+        policy, (preset, manifest) = self.config.policy, self._asked()
         check_machine(preset, self.config)  # admission found a sandbox, and now there may be none
         isolation = sandbox.find_sandbox()
         self._machine |= {**isolation.enforced(network=policy.opens_network(preset)), "survivors": 0}
         if isinstance(isolation, sandbox.NoSandbox) and preset.runs_repo_code:
             self._machine["sandbox"] = "none (allow_unsandboxed)"
         try:
-            self.lay_out()
+            self.lay_out(side)
         except BusError:  # objects that were fetched cannot be read: the copy here is at fault
             self.cache.rebuild()
             place = self.request.ref or manifest.result_ref
             self.cache.bring({place: self.request.commit}, [place])
-            self.lay_out()
-        places = self.config.model_places(workload=self.dirs.workspace if preset.runs_repo_code else None)
+            self.lay_out(side)
+        dirs = side.dirs
+        places = self.config.model_places(workload=dirs.workspace if preset.runs_repo_code else None)
         self._models = models.resolve(preset.models, places)
         for name, model in self._models.items():
             self._say(f"model {name}: {model}")
         self._machine |= job_facts(preset, self._models)
-        argv = self.argv()
+        argv = self.argv(side)
         return argv, JobCommand(
-            argv=isolation.command(argv, self._access(preset)),
-            env=sandbox.environment(self.dirs, self.config.environment, policy.environment),
-            folder=str(self.dirs.root),
-            cwd=str(self.dirs.workspace),
+            argv=isolation.command(argv, self._access(preset, dirs)),
+            env=sandbox.environment(dirs, self.config.environment, policy.environment),
+            folder=str(dirs.root),
+            cwd=str(dirs.workspace),
             wrappers=isolation.wrappers,
             limits=sandbox.resource_limits(policy.limits),
             allowed=sandbox.allowed(policy.limits),
@@ -250,18 +364,17 @@ class Job:
             max_output=policy.limits.output_bytes,
         )
 
-    def lay_out(self) -> None:
-        """Make the job's folders, and put in them what the preset wants of the workload and of Git LFS."""
-        self.dirs.make()
-        preset, manifest = self._asked()
-        params, workload = self.decision.params, manifest.workload_sha
+    def lay_out(self, side: Side) -> None:
+        """Make a side's folders, and put in them what the preset wants of its commit and of Git LFS."""
+        side.dirs.make()
+        preset, params, workload = self._asked()[0], side.params, side.commit
         if preset.workspace == "none":
             return
         paths = {
             name: str(params[name]) for name, item in preset.params.items() if item.format == "repo-path"
         }
         wanted = None if preset.workspace == "full" else list(paths.values())
-        folder = self.dirs.workspace
+        folder = side.dirs.workspace
         pointers = workspace.lay_out(self.cache, workload, folder, wanted)
         for name, path in paths.items():
             if not (folder / path).exists():
@@ -274,32 +387,32 @@ class Job:
             self._note(f"runner: {len(pointers)} files of Git LFS, {size} bytes\n")
             self._tell(f"progress 1/1 {what}")
 
-    def argv(self) -> list[str]:
-        """The job's command line; a `RequestRefused`: a parameter does not fit, or a variable is not set."""
-        return presets.argv(self._asked()[0], self.decision.params, self._words)
+    def argv(self, side: Side) -> list[str]:
+        """A side's command line; a `RequestRefused`: a parameter does not fit, or a variable is not set."""
+        return presets.argv(self._asked()[0], side.params, functools.partial(self._words, side))
 
-    def _words(self, kind: str, name: str) -> list[str]:
-        """The words for ``${kind:name}`` of a preset on this machine, for this job."""
+    def _words(self, side: Side, kind: str, name: str) -> list[str]:
+        """The words for ``${kind:name}`` of a preset on this machine, for a side of this job."""
         if (program := program_words(kind)) is not None:
             return program
         if kind == "out":
-            return [str(self.dirs.out / f"{name}.json")]
+            return [str(side.dirs.out / f"{name}.json")]
         if kind == "model":
             return [str(self._models[name].folder)]
         if kind == "replay":
-            return self._replay(str(self.decision.params[name]))
+            return self._replay(side, str(side.params[name]))
         if kind == "env":
             if name not in self.config.environment:
                 raise Refusal(Reason.MACHINE_UNFIT, f"the runner's environment has no {name}")
             return [self.config.environment[name]]
         preset, manifest = self._asked()
         return [
-            *("--request-nonce", manifest.nonce, "--workload-sha", manifest.workload_sha),
+            *("--request-nonce", manifest.nonce, "--workload-sha", side.commit),
             *("--preset-digest", preset.digest, "--engine-source", preset.engine),
         ]
 
-    def _access(self, preset: Preset) -> sandbox.Access:
-        """Everything that the job may reach: the preset, the policy and this machine's models decide it."""
+    def _access(self, preset: Preset, dirs: sandbox.JobDirs) -> sandbox.Access:
+        """Everything that a side may reach: the preset, the policy and this machine's models decide it."""
         folders = [*(model.folder for model in self._models.values()), *self._replayed_models]
         # A model may be a folder of links, as in the cache of Hugging Face.
         linked = [path.resolve() for folder in folders for path in folder.rglob("*") if path.is_symlink()]
@@ -312,16 +425,16 @@ class Job:
         self._shares_kernels = not preset.runs_repo_code and preset.argv[0] == ENGINE
         if self._shares_kernels:
             self.config.kernel_cache.mkdir(mode=0o700, exist_ok=True)
-            (self.dirs.temporary / MLX_CACHE).symlink_to(self.config.kernel_cache)
+            (dirs.temporary / MLX_CACHE).symlink_to(self.config.kernel_cache)
         return sandbox.Access(
-            self.dirs,
+            dirs,
             readable=(*sandbox.installation(), *own, *folders, *linked),
             writable=(self.config.kernel_cache,) if self._shares_kernels else (),
             hidden=(self.config.lock.parent, self.config.config_dir),  # state and keys of all runners
             network=self.config.policy.opens_network(preset),
         )
 
-    def _replay(self, handle: str) -> list[str]:
+    def _replay(self, side: Side, handle: str) -> list[str]:
         """Lay out the report of a finished request; the words that name it, and where its models may lie.
 
         The requester names a handle; what is replayed is decided by that request's refs, digests, signature.
@@ -331,7 +444,7 @@ class Job:
         except (UnknownHandle, EvidenceError) as error:
             message, remedy = f"parameter request: {error.message}", "see: kakeya_mac history"
             raise Refusal(Reason.BAD_PARAMETER, message, remedy) from None
-        path, result = self.dirs.workspace / "report.json", believed.result
+        path, result = side.dirs.workspace / "report.json", believed.result
         path.write_bytes(report)
         which = "the same" if result.runner.id == self.config.identity.id else "another"
         self._say(
@@ -372,13 +485,13 @@ class Job:
             raise EvidenceError(f"the report in the result of {fetched.nonce} is not of that request")
         return believed, data
 
-    def _note_exit(self, argv: list[str], ended: JobExit) -> None:
+    def _note_exit(self, side: Side, argv: list[str], ended: JobExit) -> None:
         self._machine["survivors"] = ended.survivors
         if ended.exit_code != 0 and self._shares_kernels:  # a compiler that was killed leaves half a kernel
             workspace.remove_tree(self.config.kernel_cache)
         if ended.escaped:
             self._note(f"runner: {ended.escaped} processes had left the job's tree and were killed\n")
-        self._command = protocol.Command(
+        self._commands[side.name] = protocol.Command(
             argv=tuple(map(self.secrets.cut_text, argv)),
             exit_code=ended.exit_code,
             seconds=ended.seconds,
@@ -387,30 +500,29 @@ class Job:
             truncated=ended.flooded,
         )
 
-    def _judge(self, preset: Preset, ended: JobExit, binding: Binding) -> Verdict:
-        """How the child ended, then what the gate says of its report."""
+    def _judge(self, side: Side, ended: JobExit, binding: Binding) -> tuple[Verdict, Judgement | None]:
+        """How the child ended, then what the gate says of its report; and the judgement of that."""
+        preset = self._asked()[0]
         name = presets.evidence_name(preset)
-        report = workspace.read_report(self.dirs.out, name) if name else None
+        report = workspace.read_report(side.dirs.out, name) if name else None
         if report is not None and name is not None:
             if leaked := self.secrets.found_in(report):
                 message = f"the report contains the runner's {', '.join(leaked)}"
                 secret = Violation(code="SECRET_IN_EVIDENCE", message=message, file=name)
-                return make_verdict(Reason.EVIDENCE, message, secret)
-            # Of a preset that promises no report for the gate it is one about something else.
-            self._files[name] = (report, "evidence" if preset.evidence else "report")
+                return make_verdict(Reason.EVIDENCE, message, secret), None
+            # Of a preset that promises no report for the gate it is one about something else. A client holds
+            # evidence against what was asked for, which the other side of a paired run is not.
+            role = "evidence" if preset.evidence else "report"
+            self._files[self._file_name(side, name)] = (report, role if side.name == "workload" else "other")
         if (verdict := of_exit(preset, ended)) is not None:
-            return verdict
-        if preset.evidence is None:
-            return make_verdict(Reason.OK, "the job ended with exit code 0")
+            return verdict, None
+        if preset.evidence is None or name is None:
+            return make_verdict(Reason.OK, "the job ended with exit code 0"), None
         if report is None:
-            return make_verdict(Reason.NO_EVIDENCE, "the job ended with exit code 0 but left no report")
+            return make_verdict(Reason.NO_EVIDENCE, "the job ended with exit code 0 but left no report"), None
         judgement = gate(report, binding=binding)
-        broken = [*judgement.violations, *broken_promises(preset.evidence, judgement)]
-        if broken:
-            codes = ", ".join(dict.fromkeys(violation.code for violation in broken))
-            named = (violation.model_copy(update={"file": name}) for violation in broken[:1000])
-            return make_verdict(Reason.EVIDENCE, f"the gate rejected the report: {codes}", *named)
-        return make_verdict(Reason.OK, "the gate accepted the report")
+        broken = (*judgement.violations, *broken_promises(preset.evidence, judgement))
+        return _of_gate(self._file_name(side, name), broken), judgement
 
     def _report(self, verdict: Verdict) -> JobReport:
         """The result, when there is space: a disk that is full for a moment must not cost the job's work."""
@@ -430,7 +542,8 @@ class Job:
         request, preset, manifest = self.request, self.decision.preset, self.request.manifest
         identity = self.config.identity
         self._log.seek(0)
-        is_cut = self._command is not None and self._command.truncated
+        commands = tuple(self._commands[name] for name in sorted(self._commands, reverse=True))
+        is_cut = any(command.truncated for command in commands)
         files = {**self._files, LOG_NAME: (self.secrets.cut(self._log.read(), broken_off=is_cut), "log")}
         machine = {**self.config.machine, **self._machine}
         if self.config.policy.allow_unsandboxed:
@@ -450,7 +563,7 @@ class Job:
             started_at=format_time(self._started),
             finished_at=format_time(self.now()),
             phase_seconds=self._seconds,
-            commands=() if self._command is None else (self._command,),
+            commands=commands,
             files=tuple(
                 protocol.File(path=path, sha256=hashlib.sha256(body).hexdigest(), bytes=len(body), role=role)
                 for path, (body, role) in sorted(files.items())
@@ -466,6 +579,25 @@ class Job:
             signature=self.config.sign(data),
             files={path: content for path, (content, _) in files.items()},
         )
+
+
+def _of_gate(name: str, broken: Sequence[Violation]) -> Verdict:
+    """The verdict on a report by what is wrong with it."""
+    if not broken:
+        return make_verdict(Reason.OK, "the gate accepted the report")
+    codes = ", ".join(dict.fromkeys(violation.code for violation in broken))
+    named = (violation.model_copy(update={"file": name}) for violation in broken[:1000])
+    return make_verdict(Reason.EVIDENCE, f"the gate rejected the report: {codes}", *named)
+
+
+def _decode_seconds(judgement: Judgement | None) -> float:
+    """Seconds a decoded token of the first arm under test, from a report that the gate accepted."""
+    assert judgement is not None and judgement.report and judgement.figures  # noqa: S101, PT018 - it was accepted
+    [arm, *_] = judgement.report.with_role("sut")
+    rate = judgement.figures.arms[arm.name].decode_tokens_per_s
+    if rate is None:
+        raise Refusal(Reason.BAD_PARAMETER, "no tokens were decoded, so there is no speed to compare")
+    return 1 / rate
 
 
 def program_words(kind: str) -> list[str] | None:

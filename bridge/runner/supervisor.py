@@ -1,7 +1,7 @@
 """The small program between the runner and a job: starts it, measures it, and ends everything of it.
 
 It inherits the machine's lock and releases it when nothing of the job is left, also where the runner died.
-Wire: a JSON object a line. In: the job, perhaps ``{"stop": grace_s}``. Out: ``{}`` at the start, the end.
+Wire: a JSON object a line. In: a command, perhaps ``{"stop": grace_s}``. Out: ``{}`` at the start, each end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(control: int, status: int, output: int, lock: int) -> int:
-    """Run one job and wait to be released: `control` closes when the runner finished or died."""
+    """Run a job's commands one after the other: `control` closes when the runner finished or died."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for descriptor in (control, status, output, lock):
@@ -38,10 +38,9 @@ def main(control: int, status: int, output: int, lock: int) -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # on Linux orphans of the job come to this process
     _send(status, {})
     with os.fdopen(control, "rb", buffering=0) as messages:  # so that `select` sees each line
-        if line := messages.readline():
-            _send(status, _run(json.loads(line), messages, output))
-            while messages.readline():
-                pass
+        while line := messages.readline():
+            if "argv" in (job := json.loads(line)):  # else it asked to stop what had just ended
+                _send(status, _run(job, messages, output))
     return 0
 
 
@@ -61,18 +60,23 @@ def _run(job: dict[str, Any], messages: IO[bytes], output: int) -> dict[str, obj
     pid = os.fork()
     if pid == 0:
         _become(job, output)
-    os.close(output)
     watchdog = Watchdog(job["allowed"], job["folder"])
     code, timed_out, breach = _wait(job, pid, messages, waker, watchdog)
+    seconds = time.monotonic() - started
     codes, escaped, survivors = end_tree(watchdog.seen, job["env"]["HOME"])
+    breach = breach or watchdog.look_at_folders()
+    watchdog.close()
+    signal.set_wakeup_fd(-1)
+    for descriptor in (waker, wakes):
+        os.close(descriptor)
     code = codes.get(pid, code)
     if code is not None and job["wrappers"] and 128 < code < 128 + signal.NSIG:
         code = 128 - code  # so bubblewrap reports that a signal killed the job
     return {
         "exit_code": code,
         "timed_out": timed_out,
-        "breach": breach or watchdog.look_at_folders(),
-        "seconds": time.monotonic() - started,
+        "breach": breach,
+        "seconds": seconds,
         "survivors": survivors,
         "escaped": escaped,
     }
@@ -217,6 +221,10 @@ class Watchdog:
                         # A job may close a folder to itself, not to us.
                         os.chmod(name, 0o700, dir_fd=handle, follow_symlinks=False)
         return self._over("disk", size + sum(_unnamed_bytes(self._folder, running)))
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        os.close(self._folder)
 
     def _left(self) -> int:
         disk = os.fstatvfs(self._folder)

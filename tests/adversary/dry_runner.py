@@ -76,8 +76,9 @@ class DryRunner:
         assert isinstance(decision, Admitted), decision
         job = Job(self.config, self.cache, request, decision, attempt=1)
         try:
-            job.lay_out()
-            return Answer(Reason.OK, argv=tuple(job.argv()))
+            [side] = job.sides()
+            job.lay_out(side)
+            return Answer(Reason.OK, argv=tuple(job.argv(side)))
         except RequestRefused as error:
             return Answer(verdict_of(error).reason, error.message)
         finally:

@@ -27,7 +27,7 @@ _NEWER = "Use an engine and a gate of the same version."
 _OWN = "Let the engine write the environment on the machine that ran."
 _QUIET = "The machine was busy with something else; run again when it is quiet."
 
-# Raised before the rules (the report could not be read) or outside the gate (files against a signed result).
+# Raised before the rules (the report could not be read), of paired records, or outside the gate.
 ELSEWHERE = {
     "SCHEMA": Rule(
         "the bytes are not strict JSON, or a value breaks the report's schema",
@@ -54,6 +54,14 @@ ELSEWHERE = {
     "NO_EVIDENCE": Rule(
         "the preset promises a report, and the result holds none (checked when a result is read)",
         "Find out why the job wrote no report; its log says what it did.",
+    ),
+    "PAIRED_ORDER": Rule(
+        "the runs of a paired record are not a warm-up of each side and then whole blocks A B B A",
+        "Do not edit runs; if they were not edited, report a bug of the runner.",
+    ),
+    "PAIRED_RUN": Rule(
+        "a run of a paired record failed, or its value cannot be that of the metric",
+        "Do not edit runs; if they were not edited, report a bug of the runner.",
     ),
     "SECRET_IN_EVIDENCE": Rule(
         "the report contains a secret-named value of the runner's environment (checked by the runner)",

@@ -76,7 +76,7 @@ def test_archived_result_is_believed_as_before_and_survives_gc(bus: BusFixture, 
     kept = after.asked
     assert kept is not None
     head = bus.repo.head()
-    assert (kept.commit, kept.parent, kept.signature) == (submitted.commit, head, None)
+    assert (kept.commit, kept.parents, kept.signature) == (submitted.commit, (head,), None)
     assert json.loads(kept.data)["nonce"] == submitted.nonce
     with pytest.raises(UnknownHandle, match="holds none"):
         archived(bus, nonce_of_age())

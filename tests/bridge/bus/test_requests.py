@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bridge.bus.requests import (
@@ -16,7 +18,7 @@ from bridge.bus.requests import (
 from bridge.errors import LeaseLost, ManifestError, PushRejected, RevisionError
 from bridge.git.repo import GitRepo
 from bridge.protocol import refs
-from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, parse
+from bridge.protocol.manifest import MAX_BYTES, REQUEST_PATH, SIGNATURE_PATH, Against, parse
 from tests.fixtures.bus import BusFixture, snapshot
 from tests.objects import FOLDER, GITLINK, LINK, PLAIN, PROGRAM, Objects
 
@@ -37,7 +39,7 @@ def test_request_adds_its_manifest_and_nothing_else(bus: BusFixture):
     before = snapshot(bus.repo.clone)
     submitted = bus.submit()
     request = read_request(GitRepo(bus.repo.remote), submitted.commit)
-    assert request.parent == bus.repo.head()
+    assert request.parents == (bus.repo.head(),)
     assert parse(request.data).nonce == submitted.nonce
     assert request.signature is None
     assert changed(bus, submitted.commit) == {REQUEST_PATH}
@@ -61,7 +63,7 @@ def of_mode(bus: BusFixture, submitted: Submitted, mode: str, *, parents: int = 
     sha = main if mode == GITLINK else objects.blob(b"/etc/passwd" if mode == LINK else b"{}")
     inner = objects.tree([(mode, "request.json", sha)])
     tree = objects.tree([(PLAIN, "README.md", readme), (FOLDER, ".mac-bridge", inner)])
-    return objects.commit(tree, [main, submitted.commit][:parents])
+    return objects.commit(tree, [main, submitted.commit, main][:parents])
 
 
 def test_commits_of_another_shape_are_refused(bus: BusFixture):
@@ -77,11 +79,28 @@ def test_commits_of_another_shape_are_refused(bus: BusFixture):
         bus.commit(own, {**data, WORKFLOW_PATH: None}),
         bus.commit("main", {**data, ".github/workflows/other.yaml": FILE}),
         bus.repo.head(),
-        of_mode(bus, submitted, PLAIN, parents=2),
+        of_mode(bus, submitted, PLAIN, parents=3),
         *(of_mode(bus, submitted, mode) for mode in (LINK, PROGRAM, GITLINK)),
     ):
         with pytest.raises(ManifestError):
             read_request(GitRepo(bus.repo.remote), commit)
+
+
+def test_paired_request_brings_the_other_commit_as_its_second_parent(bus: BusFixture):
+    bare, other = GitRepo(bus.repo.remote), bus.commit("main", {"README.md": b"changed"})
+    bus.repo.git("fetch", "--quiet", str(bus.repo.remote), other)
+    submitted = bus.submit(against=Against(workload_sha=other))
+    request = read_request(bare, submitted.commit)
+    assert request.parents == (bus.repo.head(), other)
+    manifest = bound_manifest(request, submitted.nonce)
+    assert manifest.against == Against(workload_sha=other)
+    assert changed(bus, submitted.commit) == {REQUEST_PATH}
+    # Neither may name what the other does not have.
+    named = replace(request, data=manifest.model_copy(update={"against": None}).to_bytes())
+    with pytest.raises(ManifestError, match="the commit's parent"):
+        bound_manifest(named, submitted.nonce)
+    with pytest.raises(ManifestError, match="the commit's parent"):
+        bound_manifest(replace(request, parents=request.parents[:1]), submitted.nonce)
 
 
 def test_server_that_takes_only_branches_gets_the_branch(bus: BusFixture):

@@ -94,6 +94,8 @@ OUTSIDE = {
     "WRONG_KIND": "tests.bridge.evidence.test_required",
     "CLAIM_MISSING": "tests.bridge.evidence.test_required",
     "NO_EVIDENCE": "tests.bridge.client.test_fetch",
+    "PAIRED_ORDER": "tests.bridge.evidence.test_paired",
+    "PAIRED_RUN": "tests.bridge.evidence.test_paired",
     "SECRET_IN_EVIDENCE": "tests.bridge.runner.test_reports",
     "EVIDENCE_DIGEST": "tests.bridge.bus.test_results",
 }
