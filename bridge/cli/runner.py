@@ -370,7 +370,7 @@ def _show_attestation_key(name: str, path: Path, *, make_one: bool, renew: bool,
     document = {
         "name": name,
         "key": pem,
-        "keyid": public.keyid,
+        "fingerprint": public.keyid,
         "replaced": old.public_key.keyid if renew and old is not None else None,
         "exit_code": 0,
     }

@@ -6,6 +6,7 @@ Source: https://github.com/secure-systems-lab/dsse, version 1.0.2.
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING
 from bridge.errors import MachineError, SignatureError
 from bridge.proc import write_atomic
 from bridge.settings import read_owned_file
+from bridge.signing.ssh import PublicKey
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MAX_ENVELOPE_BYTES = 1 << 20
+_SSH_KIND = b"ssh-ed25519"
 
 
 def require_library() -> None:
@@ -63,7 +66,7 @@ def load_key(path: Path) -> CryptoSigner | None:
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise MachineError(f"{path} holds no Ed25519 key in PEM without a passphrase", "make a new one")
-    return CryptoSigner(key)
+    return CryptoSigner(key, public_key(key.public_key().public_bytes_raw().hex()))
 
 
 def public_pem(key: SSlibKey) -> bytes:
@@ -81,15 +84,23 @@ def public_hex(key: SSlibKey) -> str:
 
 
 def public_key(digits: str) -> SSlibKey:
-    """The public key that `public_hex` wrote; a `SignatureError`: it is none."""
+    """The public key that `public_hex` wrote; a `SignatureError`: it is none.
+
+    Its id in envelopes is what ``ssh-keygen -l`` would show of it: cosign, like all users of
+    go-securesystemslib, skips a signature with another id.
+    """
     require_library()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from securesystemslib.signer import SSlibKey
 
     try:
-        return SSlibKey.from_crypto(Ed25519PublicKey.from_public_bytes(bytes.fromhex(digits)))
+        raw = bytes.fromhex(digits)
+        key = Ed25519PublicKey.from_public_bytes(raw)
     except ValueError:
         raise SignatureError(f"{digits[:80]!r} is no Ed25519 public key") from None
+    blob = b"".join(len(part).to_bytes(4) + part for part in (_SSH_KIND, raw))  # RFC 8709, section 4
+    line = PublicKey(_SSH_KIND.decode(), base64.b64encode(blob).decode())
+    return SSlibKey.from_crypto(key, line.fingerprint)
 
 
 def sign(key: CryptoSigner, payload: bytes) -> bytes:

@@ -21,6 +21,8 @@ from tests.fixtures.bus import BusFixture
 from tests.fixtures.repo import Done, RepoFixture, build_repo
 from tests.fixtures.runner import RunnerFixture
 
+PAGE = (Path(__file__).parents[3] / "docs" / "attestations.md").read_text(encoding="utf-8")
+
 
 @dataclass
 class Attested:
@@ -63,29 +65,68 @@ def payload(envelope: dict[str, Any]) -> bytes:
     return base64.b64decode(envelope["payload"])
 
 
-def openssl_verifies(folder: Path, envelope: dict[str, Any]) -> bool:
-    """Whether OpenSSL verifies an envelope's one signature over its pre-authentication encoding."""
-    body, kind = payload(envelope), envelope["payloadType"].encode()
-    (folder / "pae").write_bytes(b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(body), body))
-    [signature] = envelope["signatures"]
-    (folder / "sig").write_bytes(base64.b64decode(signature["sig"]))
-    argv = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", "key.pem", "-rawin", "-in", "pae"]
-    return subprocess.run([*argv, "-sigfile", "sig"], cwd=folder, capture_output=True).returncode == 0
+def commands(heading: str) -> str:
+    """The commands of a section of docs/attestations.md."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return section.partition("\n```\n")[2].partition("\n```\n")[0]
 
 
-def test_a_tool_that_is_not_ours_verifies_and_one_changed_byte_fails(attested: Attested, tmp_path: Path):
+def holds(folder: Path, script: str) -> bool:
+    """Whether a verifier's commands accept the attestations in ``out`` with the key ``studio.pem``."""
+    done = subprocess.run(["sh", "-ec", script], cwd=folder, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr  # neither a missing program nor a wrong flag
+    return done.returncode == 0
+
+
+def flip(text: str) -> str:
+    """Base64 text with one bit of one byte in the middle changed."""
+    data = bytearray(base64.b64decode(text))
+    data[len(data) // 2] ^= 1
+    return base64.b64encode(data).decode()
+
+
+def alter(path: Path, field: str) -> None:
+    """Change one byte of the payload or the signature of an envelope or bundle."""
+    document = json.loads(path.read_bytes())
+    envelope = document.get("dsseEnvelope", document)
+    of = envelope if field == "payload" else envelope["signatures"][0]
+    of[field] = flip(of[field])
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("field", ["payload", "sig"])
+def test_a_tool_that_is_not_ours_verifies_and_one_changed_byte_fails(
+    attested: Attested, tmp_path: Path, field: str
+):
     done = attested.attest(attested.nonce, tmp_path / "out")
     assert (done.code, done.json["source"], done.json["key"]) == (0, "published", attested.key)
-    (tmp_path / "key.pem").write_text(attested.key)
-    for name in ATTESTATION_NAMES:
-        envelope = json.loads((tmp_path / "out" / name).read_bytes())
-        assert openssl_verifies(tmp_path, envelope)
-        bundle = json.loads((tmp_path / "out" / name.replace(".json", ".sigstore.json")).read_bytes())
-        assert bundle["dsseEnvelope"] == envelope
-        body = bytearray(payload(envelope))
-        body[len(body) // 2] ^= 1
-        envelope["payload"] = base64.b64encode(body).decode()
-        assert not openssl_verifies(tmp_path, envelope)
+    (tmp_path / "studio.pem").write_text(attested.key)
+    script = commands("Verify with OpenSSL")
+    assert holds(tmp_path, script)
+    alter(tmp_path / "out" / "attestations" / "svr.json", field)
+    assert not holds(tmp_path, script)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("field", ["payload", "sig", "file"])
+def test_cosign_verifies_and_one_changed_byte_fails(attested: Attested, tmp_path: Path, field: str):
+    """`make attestations` builds cosign and puts it on PATH."""
+    assert attested.attest(attested.nonce, tmp_path / "out").code == 0
+    (tmp_path / "studio.pem").write_text(attested.key)
+    scripts = commands("Verify with cosign").replace("\\\n", " ").splitlines()
+    assert [holds(tmp_path, script) for script in scripts] == [True] * 3
+    commit = attested.runner.answer(attested.nonce).result.workload_sha
+    by_commit = scripts[0].replace("out/result.json", f"--digest {commit} --digestAlg gitCommit")
+    assert holds(tmp_path, by_commit)
+    assert not holds(tmp_path, by_commit.replace(str(commit), "0" * 40))
+    assert not holds(tmp_path, scripts[0].replace("svr/v0.2", "svr/v0.1"))
+    if field == "file":
+        result = tmp_path / "out" / "result.json"
+        result.write_bytes(result.read_bytes().replace(b"1", b"2", 1))
+    else:
+        for path in (tmp_path / "out" / "attestations").glob("*.sigstore.json"):
+            alter(path, field)
+    assert [holds(tmp_path, script) for script in scripts] == [False] * 3
 
 
 def test_statements_say_what_was_asked_and_what_came_of_it(attested: Attested, tmp_path: Path):
@@ -199,9 +240,8 @@ def test_without_the_switch_only_the_mac_itself_makes_them(attested: Attested, t
     assert (elsewhere.code, "attestations = true" in elsewhere.json["remedy"]) == (3, True)
     here = attested.attest(nonce, tmp_path / "here", KAKEYA_STATE=str(runner.state))
     assert (here.code, here.json["source"], here.json["key"]) == (0, "made_here", attested.key)
-    (tmp_path / "key.pem").write_text(attested.key)
-    envelope = json.loads((tmp_path / "here" / "attestations" / "provenance.json").read_bytes())
-    assert openssl_verifies(tmp_path, envelope)
+    (tmp_path / "studio.pem").write_text(attested.key)
+    assert holds(tmp_path, commands("Verify with OpenSSL").replace("out/", "here/"))
     fetched = repo.kakeya("fetch", attested.nonce, "-o", str(tmp_path / "fetched"))
     assert (fetched.code, list((tmp_path / "fetched").rglob("svr.json"))) == (0, []), "these are unchecked"
 
@@ -221,4 +261,4 @@ def test_the_attestation_key_is_private_and_only_told_to_is_it_replaced(attested
     assert path.stat().st_mode & 0o777 == 0o600
     assert attested.repo.kakeya(*words, "--make").json == attested.repo.kakeya(*words).json == made
     renewed = attested.repo.kakeya(*words, "--renew").json
-    assert (renewed["replaced"], renewed["key"] == made["key"]) == (made["keyid"], False)
+    assert (renewed["replaced"], renewed["key"] == made["key"]) == (made["fingerprint"], False)
