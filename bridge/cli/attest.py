@@ -45,7 +45,7 @@ def attest(link: Connection, handle: str, output: Path, as_json: bool) -> int:
         "status": believed.result.verdict.status,
         "runner": believed.result.runner.name,
         "signer": believed.signer,
-        "keyid": found.keyid,
+        "fingerprint": found.fingerprint,
         "key": found.key.decode(),
         "source": found.source,
         "output": str(output),
@@ -55,7 +55,7 @@ def attest(link: Connection, handle: str, output: Path, as_json: bool) -> int:
     how = "published by the runner and checked" if found.source == "published" else "made and signed here"
     lines = [
         f"{nonce}  {believed.result.verdict.status}, {clean_line(believed.sentence)}",
-        f"  attestations  {how}; key {found.keyid}",
+        f"  attestations  {how}; key {found.fingerprint}",
         f"  saved         {output}",
         "others verify them as docs/attestations.md says, with the key that they have from the Mac's owner",
     ]

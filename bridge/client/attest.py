@@ -32,7 +32,7 @@ class Attested:
     """Envelopes that verify, and what others need to verify them."""
 
     source: str  # ``published``, or ``made_here``
-    keyid: str
+    fingerprint: str  # of the public key, as ``ssh-keygen -l`` would show it
     key: bytes  # the public key in PEM
     files: Mapping[str, bytes]  # the envelopes, the same as Sigstore bundles, and the key, by path
 
@@ -49,8 +49,8 @@ def attest(believed: Believed, fetched: FetchedResult, state_dir: Path) -> Attes
     own = _own_key(believed, fetched, state_dir)
     if believed.signature is not TrustLevel.TRUSTED and own is None:
         raise ResultError(
-            f"the result of {nonce} is not attested: {believed.sentence}",
-            "attestations go out for results of trusted runners alone: kakeya_mac runners trust",
+            f"the result of {nonce} is {believed.sentence}; attestations need a trusted runner's signature",
+            "if that runner is yours, trust its key: kakeya_mac runners trust",
         )
     data = fetched.files[RESULT_NAME]
     published = {path: fetched.files[path] for path in ATTESTATION_NAMES if path in fetched.files}

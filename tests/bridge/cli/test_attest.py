@@ -175,7 +175,7 @@ def changed(envelope: bytes) -> bytes:
     ("path", "change", "code", "words"),
     [
         ("attestations/svr.json", changed, 2, "the signature does not verify"),
-        ("attestations/svr.json", lambda data: data.replace(b"  ", b"   ", 1), 2, "not a DSSE envelope"),
+        ("attestations/svr.json", lambda data: data.replace(b"  ", b"   ", 1), 2, "not written as"),
         pytest.param(
             "attestations/svr.json", lambda _: b"[]", 2, "not a DSSE envelope", marks=pytest.mark.slow
         ),
@@ -260,5 +260,7 @@ def test_the_attestation_key_is_private_and_only_told_to_is_it_replaced(attested
     made = attested.repo.kakeya(*words, "--make").json
     assert path.stat().st_mode & 0o777 == 0o600
     assert attested.repo.kakeya(*words, "--make").json == attested.repo.kakeya(*words).json == made
+    secrets = attested.runner.config_of("lone").secrets()
+    assert secrets.found_in(path.read_bytes()) == ("the runner's attestation key",)
     renewed = attested.repo.kakeya(*words, "--renew").json
     assert (renewed["replaced"], renewed["key"] == made["key"]) == (made["fingerprint"], False)
