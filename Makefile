@@ -10,7 +10,7 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE # where nothing compiled is kept, every program compiles all of its imports anew
 
-.PHONY: setup demo test lint workflows types docs bench peers peers-env slow e2e forge faults soak exhaustive fuzz bandit audit clean help
+.PHONY: setup demo test lint workflows types docs bench peers peers-env slow e2e forge attestations faults soak exhaustive fuzz bandit audit clean help
 
 $(STAMP): pyproject.toml uv.lock scripts/requirements-build.txt
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -43,6 +43,11 @@ forge: $(STAMP) ## the workflow files on a real Gitea server, which is built fir
 	@scripts/install_forge.sh "$(FORGE)"
 	@$(BIN)/python -m tests.forge "$(FORGE)" $(ARGS)
 
+VERIFIERS ?= $${XDG_CACHE_HOME:-$$HOME/.cache}/kakeya-mac/verifiers
+attestations: $(STAMP) ## attestations verified by cosign, which is built first (needs Go, some minutes)
+	@scripts/install_verifiers.sh "$(VERIFIERS)"
+	@PATH="$(VERIFIERS):$$PATH" $(BIN)/python -m pytest -q -m exhaustive tests/bridge/cli/test_attest.py
+
 N ?= 1000
 SEED ?= 1
 faults: $(STAMP) ## N requests (1000) on four runners that are killed at random, by SEED (1); counts what came of them
@@ -54,7 +59,7 @@ soak: $(STAMP) ## CLIENTS (16) at one server for SECONDS (300), by SEED (1), wit
 	@$(BIN)/python -m tests.e2e.soak --seconds $(SECONDS) --clients $(CLIENTS) --seed $(SEED) --store
 
 exhaustive: $(STAMP) ## full products of what even the slow tests sample (most of an hour)
-	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800
+	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800 --deselect tests/bridge/cli/test_attest.py
 
 FUZZ_S ?= 60
 FUZZED ?= manifest claim registration result cancel report preset policy
@@ -110,4 +115,4 @@ clean: ## remove the environment and every cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -22,7 +22,7 @@ from bridge.client.remotes import Remote, resolve_remote
 from bridge.client.runners import read_runners
 from bridge.client.signing_key import choose
 from bridge.client.submit import choose_route, default_file
-from bridge.errors import ApiConflict, ApiNotFound, BridgeError, ScopeMissing
+from bridge.errors import ApiConflict, ApiNotFound, BridgeError, MachineError, ScopeMissing
 from bridge.git.errors import summary
 from bridge.git.remote import for_git
 from bridge.git.repo import GitRepo
@@ -33,10 +33,18 @@ from bridge.presets import Preset
 from bridge.proc import find_program
 from bridge.protocol.refs import INBOX, request_ref
 from bridge.runner import models
-from bridge.runner.config import OWN_SERVER, PUBLIC_HOST, RunnerConfig, survey_config, timing_of
+from bridge.runner.config import (
+    OWN_SERVER,
+    PUBLIC_HOST,
+    RunnerConfig,
+    attestation_key_path,
+    survey_config,
+    timing_of,
+)
 from bridge.runner.policy import FILE_NAME
 from bridge.runner.sandbox import ITEMS, NOT_ENFORCED, NoSandbox, find_sandbox
 from bridge.settings import Settings
+from bridge.signing import dsse
 
 OLDEST_GIT = (2, 31)  # config in variables
 LEAST_FREE = 20 * 10**9
@@ -424,11 +432,25 @@ def _machine(settings: Settings, git: GitRepo, prefix: Path, *, has_runner: bool
     bad = None if config.policy.require_signature else unsigned
     fix = f"kakeya_mac runner signers add NAME --key …, and require_signature = true in {FILE_NAME}"
     yield _test("policy", folder / FILE_NAME, f"{allowed}; only signed requests", bad, fix)
+    if config.policy.attestations:
+        yield _check(
+            "attestations", settings.state_dir, _attestation_keys, settings.state_dir, worst=Level.WARN
+        )
     for preset in config.presets.values():
         if preset.models and not preset.runs_repo_code:
             where = ", ".join(preset.models)
             yield _check(f"models: {preset.name}", where, _models, preset, config, worst=Level.WARN)
     yield _check("git-lfs", "git lfs version", _lfs, git, config.policy.lfs.endpoint)
+
+
+def _attestation_keys(state_dir: Path) -> str:
+    """Which runners of this machine can sign the attestations that the policy asks for."""
+    dsse.require_library()
+    names = sorted(path.parent.name for path in (state_dir / "runner").glob("*/id"))
+    if lacking := [name for name in names if dsse.load_key(attestation_key_path(state_dir, name)) is None]:
+        remedy = f"kakeya_mac runner key --attestation --make --name {lacking[0]}"
+        raise MachineError(f"attestations = true, and no key is there for: {', '.join(lacking)}", remedy)
+    return f"keys of: {', '.join(names)}" if names else "no runner has served here yet"
 
 
 def trust(has_runner: bool) -> Check:

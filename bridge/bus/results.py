@@ -26,7 +26,7 @@ from evidence_format.paired import NAME as PAIRED
 # In the commit message of a result: the digest of its result.json.
 TRAILER = "Result-SHA256"
 MAX_RESULT_BYTES = 256 * 1024 * 1024
-MAX_RESULT_FILES = 1002  # what a result can list, itself and its signature
+MAX_RESULT_FILES = 1005  # what a result can list, itself, its signature and its attestations
 # In a result that no runner wrote: withdrawn by a client, or of a workflow's publish job.
 NO_RUNNER_ID = "0" * 16
 # How deep below a branch's tip its request is looked for.
@@ -428,7 +428,8 @@ def file_objections(result: records.Result, present: Mapping[str, bytes]) -> Ite
     listed = {file.path for file in result.files}
     if len(listed) != len(result.files):
         yield f"{records.RESULT_NAME} lists a file twice"
-    for path in present.keys() - listed - {records.RESULT_NAME, records.RESULT_SIGNATURE_NAME}:
+    own = {records.RESULT_NAME, records.RESULT_SIGNATURE_NAME, *records.ATTESTATION_NAMES}
+    for path in present.keys() - listed - own:
         yield f"the file {path!r} is not one that {records.RESULT_NAME} lists"
     for file in result.files:
         data = present.get(file.path)

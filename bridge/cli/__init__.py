@@ -36,6 +36,7 @@ COMMANDS = {
     "logs": "What the job printed: live while it runs, complete afterwards.",
     "result": "Fetch a result, check it, and show or save it.",
     "fetch": "Save every published file of one or more requests.",
+    "attest": "Signed statements about a result, for verifiers that are not ours.",
     "cancel": "Ask for a request to be stopped, whether it waits or runs.",
     "again": "Submit the same job again, as a new request.",
     "queue": "What waits, runs and ran, and on which Mac.",

@@ -23,6 +23,7 @@ from bridge.cli.peers import peers
 from bridge.cli.policy import policy
 from bridge.cli.signers import signers
 from bridge.client.remotes import resolve_remote
+from bridge.errors import SignatureError
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
 from bridge.github import execute as execution
@@ -32,10 +33,19 @@ from bridge.log import configure
 from bridge.mac.setup import main as run_setup
 from bridge.protocol.result import RESULT_SIGNATURE_NAME, Verdict
 from bridge.render.evidence import summary
-from bridge.runner.config import RunnerConfig, checked_name, ensure_key, host_name, open_config, renew_key
+from bridge.runner.config import (
+    RunnerConfig,
+    attestation_key_path,
+    checked_name,
+    ensure_key,
+    host_name,
+    key_path,
+    open_config,
+    renew_key,
+)
 from bridge.runner.daemon import Daemon
 from bridge.settings import Settings
-from bridge.signing import ssh
+from bridge.signing import dsse, ssh
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +143,8 @@ def serve(
         beat_s=beat_s,
         lease_s=lease_s,
     )
+    if config.policy.attestations:
+        config.require_attestation_key()
     longest = config.timing.lease_s / 3  # so many heartbeats may be late before others take the request over
     if beat_s is not None and beat_s > longest:
         lease = f"a lease of {config.timing.lease_s:g} s"
@@ -215,6 +227,8 @@ def execute(run: WorkflowRun, own: Settings, out: Path, as_json: bool, name: str
     config = open_config(
         name or execution.runner_name(), run.remote, state_dir=own.state_dir, config_dir=own.config_dir
     )
+    if config.policy.attestations:
+        config.require_attestation_key()
     runner, request, policy = config.identity.name, run.request, config.rulebook.summary()
     log.info("request %s on %s, for %s; %s", request.nonce, request.branch, runner, policy)
     _log_key(config)
@@ -290,23 +304,42 @@ def publish(
     epilog="""\b
 Examples:
   kakeya_mac runner key
-  kakeya_mac runner key --name studio --renew
+  kakeya_mac runner key --make --name studio
+  kakeya_mac runner key --renew --name studio
+  kakeya_mac runner key --attestation --make
+  kakeya_mac runner key --attestation > studio.pem
 
---renew deletes the old key; a serving runner signs with the new one from then on. Give the printed commands
-to everyone who trusts the old one."""
+Nothing is written without --make or --renew; `serve` makes the key of results, never that of attestations.
+--renew deletes the old key; a serving runner signs with the new one from then on. Give the printed commands,
+or the new PEM file, to everyone who trusts the old one. Exit code 2: there is no key yet."""
 )
 @click.option("--name", metavar="NAME", help="The runner's name (default: the host's).")
-@click.option("--renew", is_flag=True, help="Make a new key, for good.")
+@click.option("--make", "make_one", is_flag=True, help="Make the key, unless it is there already.")
+@click.option("--renew", is_flag=True, help="Make a new key in the place of the old one, for good.")
+@click.option("--attestation", is_flag=True, help="The key that signs attestations; shown as PEM.")
 @options.json_option
-def key(name: str | None, renew: bool, as_json: bool) -> int:
-    """Show the key with which this runner signs, and the commands that make others believe it."""
+def key(name: str | None, make_one: bool, renew: bool, attestation: bool, as_json: bool) -> int:
+    """Show the key with which this runner signs, and the commands that make others believe it.
+
+    With --attestation, the public key with which others verify its attestations.
+    """
     own_name, state = checked_name(name or host_name()), settings.load().state_dir
-    file = str(ssh.public_key(ensure_key(state, own_name)))
+    which = " --attestation" if attestation else ""
+    path = (attestation_key_path if attestation else key_path)(state, own_name)
+    is_there = path.is_file()
+    if not is_there and (renew or not make_one):
+        what = "attestation key" if attestation else "key"
+        remedy = f"make one: kakeya_mac runner key{which} --make --name {own_name}"
+        raise SignatureError(f"the runner {own_name} has no {what}: {path} does not exist", remedy)
+    if attestation:
+        return _show_attestation_key(own_name, path, make_one=not is_there, renew=renew, as_json=as_json)
     replaced = None
     if renew:
-        replaced = ssh.read_key(file).fingerprint
+        replaced = ssh.public_half(path).fingerprint
         renew_key(state, own_name)
-    public = ssh.read_key(file)
+    elif not is_there:
+        ensure_key(state, own_name)
+    public = ssh.public_half(path)
     line = f"{public.line} {public.comment}".strip()
     document = {
         "name": own_name,
@@ -323,6 +356,25 @@ def key(name: str | None, renew: bool, as_json: bool) -> int:
         lines.append("and no longer know the old one with")
         lines.append(f"  kakeya_mac runners revoke {own_name} --key {replaced}")
     return show(as_json, document, lines)
+
+
+def _show_attestation_key(name: str, path: Path, *, make_one: bool, renew: bool, as_json: bool) -> int:
+    """Show the public half as PEM and nothing else, so that standard output can go into a file."""
+    old = None if make_one else dsse.load_key(path)
+    if make_one or renew:
+        dsse.make_key(path)
+    signer = dsse.load_key(path)
+    assert signer is not None  # noqa: S101 - it was there, or has just been made
+    public = signer.public_key
+    pem = dsse.public_pem(public).decode()
+    document = {
+        "name": name,
+        "key": pem,
+        "fingerprint": public.keyid,
+        "replaced": old.public_key.keyid if renew and old is not None else None,
+        "exit_code": 0,
+    }
+    return show(as_json, document, [pem.rstrip()])
 
 
 def _outputs(nonce: str, verdict: Verdict | None) -> dict[str, str]:

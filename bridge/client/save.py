@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from bridge.bus.results import Believed, FetchedResult
 from bridge.errors import MachineError
+from bridge.protocol.result import ATTESTATION_NAMES
 
 
-def save(believed: Believed, fetched: FetchedResult, folder: Path) -> list[Path]:
-    """Write ``result.json``, its signature and every file it lists into a new or empty folder."""
+def save(
+    believed: Believed,
+    fetched: FetchedResult,
+    folder: Path,
+    *,
+    attestations: Mapping[str, bytes] | None = None,
+) -> list[Path]:
+    """Write ``result.json``, its signature and every file it lists into a new or empty folder.
+
+    Of attestations only checked ones are written, which the caller gives by path.
+    """
     try:
         _refuse_links(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -20,8 +31,9 @@ def save(believed: Believed, fetched: FetchedResult, folder: Path) -> list[Path]
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
             whole = Path(scratch) / "result"
             whole.mkdir()
-            own = {path: data for path, data in fetched.files.items() if path not in believed.files}
-            for path, data in {**own, **believed.files}.items():
+            left_out = {*believed.files, *ATTESTATION_NAMES}
+            own = {path: data for path, data in fetched.files.items() if path not in left_out}
+            for path, data in {**own, **believed.files, **(attestations or {})}.items():
                 target = whole / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with target.open("xb") as file:  # a disk may not tell names apart that differ in case alone

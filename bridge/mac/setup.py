@@ -221,7 +221,8 @@ def _environment(options: SetupOptions) -> mac.StepReport:
     python, pins = made / "bin" / "python", source / "scripts" / "requirements-build.txt"
     pip = ("-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes")
     # Without build isolation uv fetches no build backend, which it would not compare with a digest.
-    sync = ("sync", "--locked", "--inexact", "--no-editable", "--no-build-isolation", "--extra", "engine")
+    sync = ("sync", "--locked", "--inexact", "--no-editable", "--no-build-isolation")
+    extras = ("--extra", "engine", "--extra", "attest")
     uv = ("env", f"UV_PROJECT_ENVIRONMENT={made}", made / "bin" / "uv")
     record = "from bridge import interpreter as i; i.write(i.record_path(), i.observe())"
     return mac.todo(
@@ -230,7 +231,7 @@ def _environment(options: SetupOptions) -> mac.StepReport:
         *(mac.remove(path) for path in others if path != where.resolve()),
         mac.command(base, "-I", "-m", "venv", made),
         mac.command(python, *pip, "--only-binary", ":all:", "-r", pins),
-        mac.command(*uv, *sync, "--project", source, "--python", python),
+        mac.command(*uv, *sync, *extras, "--project", source, "--python", python),
         mac.command(python, "-I", "-c", record),
         mac.command("ln", "-sfn", f"{ENVIRONMENTS}/{made.name}", where),
     )

@@ -21,12 +21,17 @@ RESULT_NAME = "result.json"
 RESULT_SIGNATURE_NAME = "result.json.sig"
 STATUS_NAME = "status.json"
 STATUS_SIGNATURE_NAME = "status.json.sig"
+# DSSE envelopes next to a result, which cannot list them because they name its digest.
+ATTESTATIONS = "attestations"
+ATTESTATION_NAMES = tuple(f"{ATTESTATIONS}/{name}.json" for name in ("svr", "test-result", "provenance"))
 SCHEMA_VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
 # Facts of a runner's machine by which a client tells what ran: a digest of the engine's source, and the
 # weights' digest of a model, behind its name in the preset.
 ENGINE_FACT = "engine_sha256"
 WEIGHTS_FACT = "weights:"
+# The Ed25519 public key of the attestations next to a result, 64 hex digits.
+ATTESTATION_KEY_FACT = "attestation_key"
 
 Text = Annotated[str, Field(max_length=4000)]
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bridge import signing
 from bridge.bus.claims import DEFAULT_LEASE_S, RunnerIdentity
@@ -25,10 +26,15 @@ from bridge.runner.machine import Fact, machine_facts, secret_files, secrets_of_
 from bridge.runner.models import Places
 from bridge.runner.policy import FILE_NAME, Policy, load
 from bridge.settings import check_owner
+from bridge.signing import dsse
 from bridge.signing.keyfiles import read_keys, read_revoked, stamps
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
 
 log = logging.getLogger(__name__)
 
+ATTESTATION_KEY = "attestation.pem"  # in the runner's own folder, next to its SSH key
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PUBLIC_HOSTS = ("github.com", "ghe.com", "gitlab.com", "bitbucket.org", "codeberg.org", "dev.azure.com")
 # In the owner's folder: whom this machine believes, and presets next to the installed ones.
@@ -169,7 +175,9 @@ class RunnerConfig:
         Values of the variables that the policy passes to jobs are cut from logs and may appear in evidence:
         they may be folders that a report rightly names.
         """
-        values = secret_files(self.home, self.config_dir, self.key)
+        keys = {"the runner's attestation key": self.folder / ATTESTATION_KEY}
+        keys |= {} if self.key is None else {"the runner's key": self.key}
+        values = secret_files(self.home, self.config_dir, keys)
         values |= secrets_of_remote(self.remote) | secrets_of(self.environment)
         passed = self.policy.environment
         mild = {name: self.environment[name] for name in passed if name in self.environment}
@@ -206,6 +214,25 @@ class RunnerConfig:
             # An unsigned heartbeat is better than none, and the next one may be signed again.
             log.error("cannot sign, so clients that trust this runner will refuse it: %s", describe(error))
             return None
+
+    def attestation_key(self) -> CryptoSigner | None:
+        """What signs attestations; None: the policy does not ask for them, or the key is not usable."""
+        try:
+            return self.require_attestation_key() if self.policy.attestations else None
+        except MachineError as error:
+            # A result without attestations is better than none.
+            log.error("results are published without attestations: %s", error.message)
+            return None
+
+    def require_attestation_key(self) -> CryptoSigner:
+        """The key that signs attestations; a `MachineError` says why there is none."""
+        if (key := dsse.load_key(self.folder / ATTESTATION_KEY)) is None:
+            name = self.identity.name
+            raise MachineError(
+                f"the runner {name} has no attestation key, and {FILE_NAME} says attestations = true",
+                f"make it: kakeya_mac runner key --attestation --make --name {name}",
+            )
+        return key
 
     def sign_claim(self, data: bytes) -> bytes | None:
         """A detached signature of a claim or a heartbeat; None as with `sign`."""
@@ -294,6 +321,11 @@ def key_path(state_dir: Path, name: str) -> Path:
 def ensure_key(state_dir: Path, name: str) -> Path:
     """The private key of a runner, made on first use."""
     return signing.ensure_key(key_path(state_dir, name), f"kakeya-mac runner {name}")
+
+
+def attestation_key_path(state_dir: Path, name: str) -> Path:
+    """Where the private key lies that signs a runner's attestations."""
+    return key_path(state_dir, name).with_name(ATTESTATION_KEY)
 
 
 def renew_key(state_dir: Path, name: str) -> Path:

@@ -23,6 +23,7 @@ from bridge.bus.archive import find_archived
 from bridge.bus.publish import ResultFiles
 from bridge.bus.requests import ALL_REFS, find, state_of
 from bridge.errors import BridgeError, BusError, EvidenceError, ParameterError, UnknownHandle, describe
+from bridge.evidence import attestation
 from bridge.evidence.gate import Binding, Judgement, broken_promises
 from bridge.evidence.gate import judge as gate
 from bridge.evidence.paired import summarise
@@ -41,6 +42,7 @@ from bridge.runner.machine import Fact, job_facts, keep_awake
 from bridge.runner.models import FoundModel
 from bridge.runner.paired import RunFailed, take_turns
 from bridge.runner.supervisor import Breach
+from bridge.signing import dsse
 from evidence_format.model import ReportRequest
 from evidence_format.paired import NAME as PAIRED
 from evidence_format.paired import SCHEMA_ID, Paired, PairedRun, PairedSide, SideName
@@ -548,6 +550,8 @@ class Job:
         machine = {**self.config.machine, **self._machine}
         if self.config.policy.allow_unsandboxed:
             machine["allow_unsandboxed"] = True
+        if (key := self.config.attestation_key()) is not None:
+            machine[protocol.ATTESTATION_KEY_FACT] = dsse.public_hex(key.public_key)
         data = protocol.Result(
             nonce=request.nonce,
             request_commit=request.commit,
@@ -571,13 +575,17 @@ class Job:
             verdict=verdict,
             tools=dict(self.config.tools),
         ).to_bytes()
+        contents = {path: content for path, (content, _) in files.items()}
+        if key is not None:
+            made = attestation.statements(data, contents)
+            contents |= {path: dsse.sign(key, statement) for path, statement in made.items()}
         return ResultFiles(
             nonce=request.nonce,
             request_commit=request.commit,
             result_ref=manifest.result_ref if manifest else request.ref,
             result=data,
             signature=self.config.sign(data),
-            files={path: content for path, (content, _) in files.items()},
+            files=contents,
         )
 
 

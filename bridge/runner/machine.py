@@ -129,12 +129,14 @@ def _first_line(*argv: str) -> str:
     return done.stdout.decode("utf-8", "replace").partition("\n")[0].strip() if done.ok else ""
 
 
-def secret_files(home: Path, config_dir: Path, key: Path | None) -> dict[str, str]:
-    """What programs of the user and this runner keep in files and must not be published, by where it is."""
+def secret_files(home: Path, config_dir: Path, keys: Mapping[str, Path]) -> dict[str, str]:
+    """What programs of the user and this runner keep in files and must not be published, by where it is.
+
+    `keys` are the runner's private ones; what each is called ends with ``key``.
+    """
     files = {f"~/{name}": home / name for name in _CREDENTIAL_FILES}
     files["config.toml"] = config_dir / "config.toml"
-    if key is not None:
-        files["the runner's key"] = key
+    files |= keys
     values: dict[str, str] = {}
     for name, path in files.items():
         try:

@@ -215,6 +215,7 @@ class Policy(PolicySection):
     allow_refs: Branches | None = None
     allow_workloads: Branches | None = None
     require_signature: bool = False
+    attestations: bool = False
     labels: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")], ...] = ()
     max_timeout_s: Seconds = 7200
     max_queued_per_requester: Annotated[Requests, Field(ge=1)] = 1000

@@ -195,9 +195,9 @@ class Site:
         [folder] = [Path(at) for at, _, files in walked if "up" in files and "go" not in files]
         return folder
 
-    def trust_runner(self) -> dict[str, Any]:
-        """Let the client trust the key of the runner; that key's document."""
-        key = self.kakeya("runner", "key", "--name", self.name, "--json").json
+    def trust_runner(self, *, make: tuple[str, ...] = ("--make",)) -> dict[str, Any]:
+        """Let the client trust the key of the runner, which is made; that key's document."""
+        key = self.kakeya("runner", "key", "--name", self.name, *make, "--json").json
         assert self.kakeya("runners", "trust", self.name, "--key", key["key"]).code == 0
         return key
 

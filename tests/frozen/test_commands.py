@@ -134,7 +134,7 @@ def test_keys_of_requester_and_signers(site: Site) -> None:
 
 def test_keys_of_runners(site: Site) -> None:
     said = Transcript(site)
-    key = said.run("key", "runner", "key", "--name", "mac")["key"]
+    key = said.run("key", "runner", "key", "--name", "mac", "--make")["key"]
     said.run("renew", "runner", "key", "--name", "mac", "--renew")
     said.run("none trusted", "runners")
     codes = {}
@@ -162,7 +162,7 @@ def test_keys_of_runners(site: Site) -> None:
 @pytest.mark.slow
 def test_known_runners(site: Site) -> None:
     said = Transcript(site)
-    key = site.kakeya("runner", "key", "--name", "studio", "--json").json["key"]
+    key = site.kakeya("runner", "key", "--make", "--name", "studio", "--json").json["key"]
     said.run("add", "runner", "peers", "add", "studio", "--key", key)
     said.run("list", "runner", "peers", "list")
     said.run("remove", "runner", "peers", "remove", "studio")

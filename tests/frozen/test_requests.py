@@ -242,7 +242,7 @@ def test_trust_decides(story: Story) -> None:
     other = str(site.root / "other")
     said.run("no key trusted", "result", passed, KAKEYA_CONFIG=other)
     said.run("allowed unsigned", "result", passed, "--allow-unsigned", KAKEYA_CONFIG=other)
-    key = site.kakeya("runner", "key", "--name", "other", "--json", KAKEYA_STATE=other).json["key"]
+    key = site.kakeya("runner", "key", "--make", "--name", "other", "--json", KAKEYA_STATE=other).json["key"]
     assert site.kakeya("runners", "trust", "other", "--key", key, KAKEYA_CONFIG=other).code == 0
     said.run("another key trusted", "result", passed, KAKEYA_CONFIG=other)
     said.check("trust")

@@ -10,7 +10,7 @@ import pytest
 
 from bridge import signing
 from bridge.bus.requests import Submitted, resolve_handle
-from bridge.bus.results import NO_RUNNER_ID, believe, fetch, pins_keys
+from bridge.bus.results import MAX_RESULT_FILES, NO_RUNNER_ID, believe, fetch, pins_keys
 from bridge.errors import KeyListError, MachineError, ResultError, UnknownHandle
 from bridge.protocol import refs
 from bridge.protocol.result import RESULT_NAME, RESULT_ROOT, RunnerFacts, Status
@@ -145,11 +145,14 @@ def test_folder_of_too_many_files_is_not_read(bus: BusFixture):
     submitted = bus.submit()
     objects = Objects(bus.repo.remote)
     blob = objects.blob(b"x")
-    tree = objects.tree((PLAIN, f"{number}.txt", blob) for number in range(1003))
+    tree = objects.tree((PLAIN, f"{number}.txt", blob) for number in range(MAX_RESULT_FILES + 1))
     for name in (submitted.nonce, "results", ".mac-bridge"):
         tree = objects.tree([(FOLDER, name, tree)])
     bus.point(submitted.ref, objects.commit(tree, [submitted.commit]))
-    with pytest.raises(ResultError, match=r"holds 1003 files for .*; a result has at most 1002"):
+    with pytest.raises(
+        ResultError,
+        match=rf"holds {MAX_RESULT_FILES + 1} files for .*; a result has at most {MAX_RESULT_FILES}",
+    ):
         read(bus, submitted)
 
 

@@ -32,8 +32,15 @@ def words(command: str) -> list[str]:
 def test_the_printed_commands_make_others_believe_this_runner(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = call(key, capsys, "--name", "studio", "--json").json
-    assert call(key, capsys, "--name", "studio", "--json").json["key"] == shown["key"], "it is made once"
+    assert (
+        call(key, capsys, "--name", "studio").code
+        == call(key, capsys, "--name", "studio", "--renew").code
+        == 2
+    )
+    assert list(folder.iterdir()) == [], "it is made when told so alone"
+    shown = call(key, capsys, "--name", "studio", "--make", "--json").json
+    assert call(key, capsys, "--name", "studio", "--json").json == shown
+    assert call(key, capsys, "--name", "studio", "--make", "--json").json == shown, "it is made once"
     assert call(peers, capsys, *words(shown["macs"])).code == 0
     assert call(runners, capsys, *words(shown["clients"])).code == 0
     trust = folder / "config" / "known_runners"
@@ -46,7 +53,7 @@ def test_the_printed_commands_make_others_believe_this_runner(
 def test_key_that_cannot_be_renewed_stays(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = call(key, capsys, "--name", "studio", "--json").json
+    old = call(key, capsys, "--name", "studio", "--make", "--json").json
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nonexistent")
         assert call(key, capsys, "--name", "studio", "--renew").code == 6
@@ -56,7 +63,7 @@ def test_key_that_cannot_be_renewed_stays(
 def test_renewed_key_replaces_and_revokes_the_old_one(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = call(key, capsys, "--name", "studio", "--json").json
+    old = call(key, capsys, "--name", "studio", "--make", "--json").json
     assert call(runners, capsys, *words(old["clients"])).code == 0
     told = call(key, capsys, "--name", "studio", "--renew").out
     assert f"kakeya_mac runners revoke studio --key {old['fingerprint']}" in told

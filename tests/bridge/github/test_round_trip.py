@@ -1,5 +1,7 @@
 """A request over GitHub Actions: executed on one machine, published from another, believed by a client."""
 
+from pathlib import Path
+
 import pytest
 
 from bridge.protocol import refs
@@ -32,6 +34,21 @@ def test_request_is_executed_published_and_believed(runner: RunnerFixture) -> No
     assert summary.startswith("## ✅ PASSED echo\n")
     assert manifest.nonce in summary
     assert believed.commit in summary
+
+
+@pytest.mark.slow
+def test_attestations_are_published_with_the_result(runner: RunnerFixture, tmp_path: Path) -> None:
+    repo = runner.repo
+    manifest, run = ask(runner)
+    runner.policy("attestations = true\n")
+    assert run.execute().code == 6, "there is no key for them"
+    assert repo.kakeya("runner", "key", "--attestation", "--make", "--name", "mac").code == 0
+    assert run.execute().code == 0
+    repo.trust_runner("mac")
+    assert run.publish().code == 0
+    words = ("attest", manifest.nonce, "-o", str(tmp_path / "out"), "--json")
+    attested = repo.kakeya(*words, KAKEYA_STATE=str(tmp_path))
+    assert (attested.code, attested.json["source"]) == (0, "published")
 
 
 @pytest.mark.slow
