@@ -43,6 +43,7 @@ COMMANDS = {
     "history": "Finished requests, the archived ones too.",
     "prune": "Archive old results, then delete their branches.",
     "key": "Which key signs your requests, and what to give to a Mac's owner.",
+    "compare": "Which of two finished requests was faster.",
     "gate": "Judge evidence files.",
     "runners": "Which runners are there, what they offer, whose keys are trusted.",
     "runner": "On the Mac: serve requests.",

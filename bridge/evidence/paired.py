@@ -17,6 +17,8 @@ from datetime import datetime
 from itertools import pairwise
 
 from bridge.evidence.figures import Binding, faults
+from bridge.evidence.figures import paired as pair_samples
+from evidence_format.model import Report
 from evidence_format.paired import Outcome, Paired, PairedRun, PairedSummary, SideName
 from evidence_format.text import shown
 
@@ -121,6 +123,29 @@ def summarise(runs: Sequence[PairedRun], seed: str) -> PairedSummary:
     logs = [math.log(run.value) for run in measured(runs)]
     blocks = [logs[first : first + 4] for first in range(0, len(logs) - 3, 4)]
     return judge_difference([(a1 + a2 - b1 - b2) / 2 for a1, b1, b2, a2 in blocks], seed)
+
+
+def compare_reports(report: Report, other: Report, seed: str) -> PairedSummary:
+    """Compare two throughput reports of one machine, prompt by prompt; `blocks` counts the prompts.
+
+    The machine was another one at the other time, so each side's step is taken in units of the plain step
+    that its own report measured in turns with it. A ValueError: a report has no such arms.
+    """
+    own, others = _relative_steps(report), _relative_steps(other)
+    shared = [prompt for prompt in own if prompt in others]
+    return judge_difference([own[prompt] - others[prompt] for prompt in shared], seed)
+
+
+def _relative_steps(report: Report) -> dict[tuple[str, str], float]:
+    """The log of a step's time of the arm under test over the baseline's, by prompt."""
+    tested, plain = report.with_role("sut"), report.with_role("baseline")
+    if not tested or not plain:
+        raise ValueError("it has no arm under test, or no baseline")
+    return {
+        (ours.prompt_id, ours.prompt_sha256): math.log(ours.step_s / theirs.step_s)
+        for ours, theirs in pair_samples(tested[0], plain[0])
+        if ours.step_s and theirs.step_s
+    }
 
 
 # Rules ----------------------------------------------------------------------------------------------------

@@ -271,6 +271,23 @@ def installed_runner(repo: RepoFixture, python: Path) -> Iterator[None]:
             process.wait(20)
 
 
+def test_two_finished_requests_are_compared(serving: RepoFixture) -> None:
+    """They must be of one preset, machine and set of weights; what differs is the block."""
+    asked = [("throughput", "block=8"), ("throughput", "block=4"), ("throughput-bounded", "block=4")]
+    handles = []
+    for preset, block in asked:
+        words = ("--preset", preset, "-p", block, "-p", "limit=2", "-p", "max_tokens=24", "--wait", "280")
+        done = serving.kakeya("run", *words, "--json")
+        assert done.code == 0, done.err
+        handles.append(done.json["nonce"])
+    compared = serving.kakeya("compare", handles[0], handles[1], "--json")
+    assert (compared.code, compared.json["verdict"], compared.json["prompts"]) == (0, "inconclusive", 2)
+    assert compared.json["ratio"] > 0
+    refused = serving.kakeya("compare", handles[0], handles[2])
+    assert refused.code == 2
+    assert "differ in the preset: throughput and throughput-bounded" in refused.err
+
+
 @pytest.mark.sampled(0, 3)
 @pytest.mark.parametrize("case", SABOTAGES)
 def test_an_engine_that_lacks_a_line_is_rejected(serving: RepoFixture, tmp_path: Path, case: str) -> None:

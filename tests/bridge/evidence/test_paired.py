@@ -14,8 +14,18 @@ import pytest
 
 from bridge.evidence.figures import Binding
 from bridge.evidence.gate import judge
-from bridge.evidence.paired import FEWEST_BLOCKS, MARGIN, MOST_BLOCKS, PRECISE, judge_difference, summarise
+from bridge.evidence.paired import (
+    FEWEST_BLOCKS,
+    MARGIN,
+    MOST_BLOCKS,
+    PRECISE,
+    compare_reports,
+    judge_difference,
+    summarise,
+)
+from evidence_format.model import Report
 from evidence_format.paired import PairedRun
+from tests.bridge.evidence import reports
 
 NONCE = "20260301t120000z0123456789ab"
 START = datetime(2026, 3, 1, 12, 0, 5, tzinfo=UTC)
@@ -200,3 +210,20 @@ def test_planted_differences_are_found_and_others_are_not(noise: float, spikes: 
     for seed in range(20):
         verdict, smallest = simulated(0.05, seed, noise=noise, spikes=spikes)
         assert verdict == "slower" or (smallest > MARGIN and verdict == "inconclusive")
+
+
+def test_two_reports_are_compared_in_units_of_plain_steps():
+    """The second ran on a machine that was twice as slow, and its arm under test a further 30 %."""
+    documents = [reports.throughput(), reports.throughput()]
+    for scale, row in (
+        (scale, row)
+        for arm, scale in zip(documents[1]["arms"], (2.0, 2.6), strict=True)
+        for row in arm["samples"]
+    ):
+        row["decode_s"] *= scale
+    first, second = (Report.model_validate_json(reports.dump(document)) for document in documents)
+    found = compare_reports(second, first, "seed")
+    assert found.ratio == pytest.approx(1.3)
+    assert (found.blocks, found.verdict) == (8, "inconclusive")  # too few prompts to tell
+    with pytest.raises(ValueError, match="no baseline"):
+        compare_reports(first.model_copy(update={"arms": first.arms[1:]}), second, "seed")

@@ -1,0 +1,118 @@
+"""``kakeya_mac compare``: which of two finished requests was faster."""
+
+from __future__ import annotations
+
+import click
+
+from bridge import presets
+from bridge.bus.results import believe
+from bridge.cli import show
+from bridge.cli.options import allow_unsigned_option
+from bridge.cli.output import Connection, bus_command
+from bridge.client.fetch import Judged, judge
+from bridge.errors import EvidenceError, ParameterError
+from bridge.evidence.paired import compare_reports
+from bridge.protocol.result import WEIGHTS_FACT, Status
+from bridge.protocol.sanitize import clean_line
+from evidence_format.model import Report
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kakeya_mac compare 20260302t12 20260301t12
+  kakeya_mac compare 20260302t12 20260301t12 --json
+
+Both must have passed, with throughput reports that hold a baseline, on the same machine, of the same version
+of the same preset, with the same weights. Better, because at one time: kakeya_mac run --against.
+
+Exit code 0, whichever is faster; 2: they cannot be compared; 3: a result is not believed; 4: no result yet."""
+)
+@click.argument("handle")
+@click.argument("against")
+@bus_command
+@allow_unsigned_option
+def compare(link: Connection, handle: str, against: str, as_json: bool) -> int:
+    """Compare the request HANDLE with the finished request AGAINST, prompt by prompt.
+
+    The same machine was not the same at both times, so what is compared is each side's step in units of
+    mlx-lm's plain step, which its own report measured in turns with it.
+    """
+    own, other = (_fetch(link, each) for each in (handle, against))
+    for name, (left, right) in _must_agree(own, other).items():
+        if left != right:
+            raise ParameterError(
+                f"the two requests differ in {name}: {clean_line(str(left))} and {clean_line(str(right))}",
+                "compare both in one job: kakeya_mac run --against, or --against-params",
+            )
+    seed = f"{own.believed.result.nonce} {other.believed.result.nonce}"
+    try:
+        found = compare_reports(_report(own), _report(other), seed)
+    except ValueError as error:
+        raise ParameterError(f"a report cannot be compared: {error}") from None
+    left, right = own.believed.result, other.believed.result
+    document = {
+        "status": "compared",
+        "exit_code": 0,
+        "handle": left.nonce,
+        "against": right.nonce,
+        "preset": left.preset,
+        "runner": left.runner.name,
+        "params": dict(left.params),
+        "against_params": dict(right.params),
+        "metric": "step_of_plain_step",
+        **found.model_dump(mode="json", exclude={"blocks"}),
+        "prompts": found.blocks,
+    }
+    lines = [f"{found.verdict.upper()}  {left.nonce} against {right.nonce} ({clean_line(str(left.preset))})"]
+    if found.ratio is not None:
+        low, high = found.interval or (None, None)
+        within = "" if low is None else f", {found.confidence:.0%} interval {low:.3f} to {high:.3f}"
+        lines.append(f"  time ratio {found.ratio:.3f}{within}, in units of plain steps; above 1 is slower")
+    effect = found.smallest_effect
+    said = "too few to tell" if effect is None else f"smallest effect they could show {effect:.1%}"
+    lines.append(f"  {found.blocks} prompts, {said}")
+    for name in sorted({*left.params, *right.params}):
+        if left.params.get(name) != right.params.get(name):
+            values = (str(side.params.get(name)) for side in (left, right))
+            lines.append(f"  {name}: {clean_line(' against '.join(values))}")
+    return show(as_json, document, lines, untrusted=("preset", "runner", "params", "against_params"))
+
+
+def _fetch(link: Connection, handle: str) -> Judged:
+    config = link.config
+    _, fetched = link.look_up_result(handle)
+    allow = config.allow_unsigned
+    believed = believe(fetched, trusted=config.trusted_runners, allow_unsigned=allow, bound=False)
+    judged = judge(believed, installed=presets.load_all(config.presets), allow_unsigned=allow)
+    if judged.verdict.status is not Status.PASSED:
+        nonce, status = judged.believed.result.nonce, judged.verdict.status
+        raise EvidenceError(f"the request {nonce} is {status}, so its figures are not compared")
+    return judged
+
+
+def _report(judged: Judged) -> Report:
+    found = [each.report for each in judged.judgements.values() if each.report is not None]
+    if len(found) != 1 or found[0].kind != "throughput":
+        kinds = ", ".join(report.kind for report in found) or "no report"
+        raise ParameterError(
+            f"the request {judged.believed.result.nonce} has {kinds}, not one throughput report"
+        )
+    return found[0]
+
+
+def _must_agree(own: Judged, other: Judged) -> dict[str, tuple[object, object]]:
+    """What both sides say of machine, preset and weights, by name."""
+    sides = [judged.believed.result for judged in (own, other)]
+    facts = {name for side in sides for name in side.runner.machine if name.startswith(WEIGHTS_FACT)}
+    agree: dict[str, tuple[object, ...]] = {
+        "the runner": tuple(side.runner.id for side in sides),
+        "the chip": tuple(side.runner.machine.get("chip") for side in sides),
+        "the preset": tuple(side.preset for side in sides),
+        "the preset's digest": tuple(side.preset_digest for side in sides),
+    }
+    for name in sorted(facts):
+        agree[name.removeprefix(WEIGHTS_FACT) + "'s weights"] = tuple(
+            side.runner.machine.get(name) for side in sides
+        )
+    return {name: (values[0], values[1]) for name, values in agree.items()}
