@@ -74,8 +74,9 @@ Examples:
   kakeya_mac run --preset throughput -p prompts=code --wait
   kakeya_mac result 20260301t120000z0123456789ab -o out/
 
-Exit codes of a finished request: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out,
-5 cancelled or lost, 6 git or the network failed, 7 passed, but no trusted key signed it, 70 our own bug,
+Exit codes of a finished request: 0 passed, 1 failed, 3 evidence rejected, 4 the wait timed out,
+5 cancelled or lost, 6 git or the network failed, 7 passed, but no trusted key signed it, 8 the Mac refused it.
+Others: 2 a wrong command line, an unknown handle, or a request that cannot be made; 70 our own bug,
 130 interrupted, 143 terminated.""",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -46,6 +46,19 @@ def path_option(*names: str, text: str, metavar: str = "DIR", **more: Any) -> De
     return click.option(*names, type=click.Path(path_type=Path), metavar=metavar, help=text, **more)
 
 
+def output_option(text: str) -> Decorator:
+    """``-o DIR``; a folder that the result cannot go to is refused before anything is asked or waited for."""
+
+    def check(_context: click.Context, _option: click.Parameter, folder: Path | None) -> Path | None:
+        if folder is not None:
+            from bridge.client.save import require_free
+
+            require_free(folder)
+        return folder
+
+    return path_option("-o", "--output", text=text, callback=check)
+
+
 def seconds_option(*names: str, bounds: tuple[float, float | None], text: str, **more: Any) -> Decorator:
     more.setdefault("metavar", "SECONDS")
     more["callback"] = lambda _, option, s: s if isfinite(s or 0) else option.type.fail("not finite")
@@ -115,7 +128,7 @@ _SUBMIT_OPTIONS = (
     click.option(
         "--expires", type=click.IntRange(1, _MONTH_S), metavar="SECONDS", help="Unclaimed so long: refused."
     ),
-    path_option("-o", "--output", text="With --wait: save the result."),
+    output_option("With --wait: save the result in this new or empty folder."),
     click.option(
         "--transport",
         type=click.Choice(["auto", "embedded", "actions"]),

@@ -86,9 +86,12 @@ def api_warnings() -> Iterator[None]:
 
 
 def connect(config: settings.Settings) -> Connection:
-    """Connect this folder's checkout to its bus."""
+    """Connect this folder's checkout to its bus; outside any checkout, this machine's cache of the remote."""
     git = GitRepo(Path.cwd())
-    return Connection(config, git, remotes.resolve_remote(git, config.remote))
+    bus = remotes.resolve_remote(git, config.remote)
+    if config.remote is not None and not git.is_repository():
+        git = remotes.open_cache(config.state_dir, bus, git)
+    return Connection(config, git, bus)
 
 
 def bus_command(function: Function) -> Function:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.options import allow_unsigned_option, path_option, seconds_option
+from bridge.cli.options import allow_unsigned_option, output_option, seconds_option
 from bridge.cli.output import Connection, Presentation, follow, present, request_command
 
 
@@ -20,7 +20,7 @@ Exit codes as of `run --wait`."""
 )
 @request_command
 @seconds_option("--seconds", bounds=(0, None), default=3600.0, show_default=True, text="Give up after.")
-@path_option("-o", "--output", text="Save the result.")
+@output_option("Save the result in this new or empty folder.")
 @allow_unsigned_option
 def wait(link: Connection, handle: str, as_json: bool, seconds: float, output: Path | None) -> int:
     """Follow the request HANDLE until its result is published."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from bridge.bus.claims import read_claim, read_status
 from bridge.bus.requests import ALL_REFS, OWN_REFS, RefValue, RequestState, state_of
 from bridge.bus.results import ExpectedRequest, FetchedResult, fetch, pins_keys
-from bridge.errors import BusError, RemoteUnreachable, UnknownHandle, WaitTimeout
+from bridge.errors import BusError, RemoteUnreachable, RequestGone, WaitTimeout
 from bridge.git.repo import GitRepo, Scratch
 from bridge.protocol import refs
 from bridge.protocol.result import Phase, RunStatus
@@ -70,7 +70,7 @@ def watch(
 
     Raises:
         WaitTimeout: The deadline came first; the job goes on.
-        UnknownHandle: Nothing of the request is on the remote any more.
+        RequestGone: Nothing of the request is on the remote any more.
     """
     pauses = _LOCAL_PAUSES_S if refs.is_local(remote) else _NETWORK_PAUSES_S
     last, start = None, Update(Phase.QUEUED)
@@ -149,7 +149,7 @@ class _Watcher:
                 where = f"its branch {state.branch.ref} holds {state.branch.commit[:12]} now"
             elif self.had_branch:
                 where = "its branch was deleted before a result was published"
-            raise UnknownHandle(
+            raise RequestGone(
                 f"the request {self.nonce} is not on the remote: {where}", "ask again with kakeya_mac run"
             )
         if state.gone:

@@ -237,7 +237,7 @@ def test_request_that_is_nowhere_cannot_be_cancelled(here: BusFixture, kakeya, b
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("20200101t000000z000000000000",), 6, "no request on this remote"),
+        (("20200101t000000z000000000000",), 2, "no request on this remote"),
         (("{nonce}", "--reason", "x" * 501), 2, "reason"),
         (("{nonce}", "--remote", "/nowhere/at/all"), 6, "/nowhere/at/all"),
     ],

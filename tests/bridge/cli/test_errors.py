@@ -76,6 +76,12 @@ def test_outside_a_repository_is_told_so(repo: RepoFixture, tmp_path: Path):
     assert_clear(repo.kakeya(*THROUGHPUT, cwd=folder), 6, "repository")
 
 
+def test_a_folder_with_files_is_refused_before_anything_is_asked(repo: RepoFixture):
+    before = state_of(repo)
+    assert_clear(repo.kakeya(*THROUGHPUT, "--wait", "-o", str(repo.clone)), 2, "not empty")
+    assert state_of(repo) == before
+
+
 def test_a_remote_that_rejects_the_push_is_quoted(repo: RepoFixture):
     hook = repo.remote / "hooks" / "pre-receive"
     hook.write_text("#!/bin/sh\necho 'no pushes on Sundays' >&2\nexit 1\n")
