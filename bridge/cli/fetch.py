@@ -26,7 +26,8 @@ JSON: {"requests": [...], "exit_code": N}; each request has handle, nonce, statu
 output, files, error (null when it was fetched) and exit_code.
 
 Exit code: 0 when all were fetched and believed, whatever their status; else that of the first that was not:
-2 no such request, or a folder that is not empty; 3 not to be believed, 4 no result yet, 6 git or the network."""
+2 no such request, or a folder that is not empty; 3 not to be believed, 4 no result yet, 6 git
+or the network."""
 )
 @click.argument("handles", metavar="HANDLE...", nargs=-1, required=True)
 @path_option("-o", "--output", default=Path(), text="Where the folders named by nonce go (default: here).")

@@ -21,8 +21,9 @@ Examples:
   kakeya_mac history -n 100 --preset throughput --status failed
   kakeya_mac history --json
 
-JSON: {"requests": [...], "complete": BOOL}; each request has nonce, preset, state (finished), status, reason
-(null: not readable), runner, attempt, requested_at, age_s, elapsed_s (took), finished_at and archived.
+JSON: {"requests": [...], "complete": BOOL}; each request has handle, nonce, preset, requested_by (as it
+says), requested_at, age_s, state (finished), terminal (true), status, reason (null: not readable), runner,
+attempt, started_at, finished_at, elapsed_s (took), expired and archived.
 complete is false where a filter gave up before the oldest request."""
 )
 @option_with_default("-n", "count", type=click.IntRange(1), default=20, help="So many at most.")
@@ -42,7 +43,7 @@ def history(link: Connection, count: int, preset: str | None, status: str | None
     now = time.time()
     none = "no finished request" + ("" if preset is None and status is None else " of that kind")
     document = {"requests": [row_json(row, now) for row in rows], "complete": is_complete}
-    lines = [request_table(rows, now) if rows else none]
+    lines = request_table(rows, now) if rows else [none]
     show(as_json, document, lines, untrusted=("requests",), note=bool(rows))
     if not as_json and not is_complete:
         click.echo("older requests were not looked through", err=True)

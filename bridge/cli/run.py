@@ -14,15 +14,17 @@ from bridge.bus.registry import PLACES
 from bridge.bus.requests import OWN_REFS, RequestState, state_of
 from bridge.cli import show, warn
 from bridge.cli.options import RequestOptions, submit_options
-from bridge.cli.output import Connection, Presentation, follow
+from bridge.cli.output import Connection, OpenRequest, Presentation, follow
 from bridge.client.runners import Availability, check_availability, read_runners
 from bridge.client.submit import Plan, Submission, plan_request, submit_request, warn_of_changes
+from bridge.client.watch import Update
 from bridge.errors import BridgeError
 from bridge.git.repo import GitRepo
 from bridge.github.dispatch import RequestRef
 from bridge.protocol.refs import is_local
+from bridge.protocol.result import Phase
 from bridge.protocol.sanitize import clean_line
-from bridge.render.outcome import waiting_text
+from bridge.render.outcome import open_json, waiting_text
 from bridge.settings import Settings
 
 # The registrations are a hint, so nothing waits long for them.
@@ -95,15 +97,17 @@ def submit_and_follow(
     warn(warnings)
     state, runners, hints = _find_runners(config, git, submission)
     warn(hints)
+    update = Update(Phase.QUEUED, state.ahead if state else None)
+    typical_s = runners.typical_s if runners else None
+    document |= open_json(
+        asked.nonce, asked.preset, update, datetime.now(UTC), asked=asked, typical_s=typical_s
+    )
     document |= {
         "runners": runners and runners.to_json(),
-        "ahead": state and state.ahead,
         "warnings": [*warnings, *hints],
-        "nonce": asked.nonce,
         "ref": asked.result_ref,
         "request_commit": submission.commit,
         "workload_sha": asked.workload_sha,
-        "preset": asked.preset,
         "remote": submission.remote.shown,
         "transport": asked.transport,
         "run_id": submission.run_id,
@@ -118,7 +122,7 @@ def submit_and_follow(
     if options.wait_s is None:
         waits = waiting_text(state.ahead if state else None, runners.expected_s if runners else None)
         lines += [f"  {text}" for text in (waits, f"follow it: kakeya_mac wait {asked.nonce}") if text]
-        document |= {"status": "queued", "exit_code": 0}
+        document["exit_code"] = 0
         return show(options.as_json, document, lines, untrusted=("runners",))
     click.echo("\n".join(lines), err=True)
     request = None
@@ -126,7 +130,8 @@ def submit_and_follow(
         request = RequestRef(asked.nonce, asked.result_ref, submission.commit, submission.run_id)
     how = Presentation(options.as_json, options.output, document=document, expected=submission.expected)
     link = Connection(config, git, submission.remote)
-    return follow(link, asked.nonce, how, wait_s=options.wait_s, state=state, request=request)
+    known = OpenRequest(asked, typical_s=typical_s)
+    return follow(link, asked.nonce, how, wait_s=options.wait_s, state=state, request=request, known=known)
 
 
 def _find_runners(

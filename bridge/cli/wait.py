@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from bridge.cli.options import allow_unsigned_option, output_option, seconds_option
-from bridge.cli.output import Connection, Presentation, follow, present, request_command
+from bridge.cli.output import Connection, Presentation, follow, learn, present, request_command
 
 
 @click.command(
@@ -16,7 +16,9 @@ Examples:
   kakeya_mac wait 20260301t120000z0123456789ab
   kakeya_mac wait 20260301t12 --seconds 600 -o out/ --json
 
-Exit codes as of `run --wait`."""
+JSON: that of `result`; where the wait gave up, status is "waiting", with phase and the keys of `status`.
+
+Exit codes as of `run --wait`; 4 when the wait gave up, and the job goes on."""
 )
 @request_command
 @seconds_option("--seconds", bounds=(0, None), default=3600.0, show_default=True, text="Give up after.")
@@ -28,5 +30,5 @@ def wait(link: Connection, handle: str, as_json: bool, seconds: float, output: P
     state, answer = link.look_up(handle)
     if answer is not None:
         return present(link, answer, how)
-    request = link.workflow_request(state)
-    return follow(link, state.nonce, how, wait_s=seconds, state=state, request=request)
+    request, known = link.workflow_request(state), learn(link, state)
+    return follow(link, state.nonce, how, wait_s=seconds, state=state, request=request, known=known)

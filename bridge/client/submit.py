@@ -73,7 +73,9 @@ class Submission:
     def expected(self) -> ExpectedRequest:
         """What a result must answer to be believed."""
         asked = self.manifest
-        return ExpectedRequest(asked.nonce, self.commit, asked.workload_sha, asked.preset, asked.params)
+        return ExpectedRequest(
+            asked.nonce, self.commit, asked.workload_sha, asked.preset, asked.params, asked.requested_by
+        )
 
 
 def plan_request(

@@ -46,6 +46,7 @@ class Update:
     status: RunStatus | None = None  # its runner's last heartbeat, texts cleaned; None: not claimed
     # What the signature of that heartbeat is worth; None: not claimed, or no key is trusted here
     claim: Signature | None = None
+    cancelling: bool = False  # whether a cancel request exists
     notice: str | None = None  # why nothing is known at the moment; None: all is well
     result: FetchedResult | None = None  # what was published; set on the last update only
 
@@ -108,10 +109,12 @@ def watch(
 
 def snapshot(git: GitRepo, remote: str, state: RequestState, trusted: Path | None = None) -> Update:
     """An unanswered request as its refs, listed just now, and its claim tell; `trusted` as in `watch`."""
+    cancelling = state.cancel is not None
     if state.claim is None:
-        return Update(Phase.QUEUED, state.ahead)
+        return Update(Phase.QUEUED, state.ahead, cancelling=cancelling)
     with git.scratch() as scratch:
-        return _claimed(scratch, remote, state.claim, Update(Phase.CLAIMED), keys_in(trusted))
+        update = _claimed(scratch, remote, state.claim, Update(Phase.CLAIMED), keys_in(trusted))
+        return replace(update, cancelling=cancelling)
 
 
 def keys_in(trusted: Path | None) -> Path | None:
@@ -154,6 +157,12 @@ class _Watcher:
             )
         if state.gone:
             return self.known
+        self._learn(state, result)
+        self.known = replace(self.known, cancelling=result is None and state.cancel is not None)
+        return self.known
+
+    def _learn(self, state: RequestState, result: FetchedResult | None) -> None:
+        """Bring what is known up to date, fetching the claim where it changed."""
         now = self.clock()
         if result is not None:
             self.known = replace(self.known, phase=Phase.DONE, ahead=None, result=result)
@@ -165,7 +174,6 @@ class _Watcher:
             self.claim, self.claim_due_s = state.claim, now + _CLAIM_INTERVAL_S
         elif self.known.phase is Phase.QUEUED:
             self.known = Update(Phase.CLAIMED)
-        return self.known
 
     def _is_missing(self, state: RequestState) -> bool:
         """Whether no ref holds the request, as far as it is known which commit that is."""

@@ -46,7 +46,7 @@ class Judgement:
             "kind": self.kind,
             "violations": [each.model_dump(include={"code", "message"}) for each in self.violations],
             "claims": [asdict(claim) for claim in self.claims],
-            "figures": None if self.figures is None else self.figures.model_dump(mode="json"),
+            "figures": self.figures and self.figures.model_dump(mode="json", exclude_unset=True),
         }
 
 

@@ -50,6 +50,8 @@ def end_as(bus: BusFixture, submitted: Submitted, status: Status, reason: Reason
 def document(status: str, submitted: Submitted) -> dict[str, object]:
     """What `cancel --json` prints of an unsigned cancellation."""
     document = {"status": status, "nonce": submitted.nonce, "signed": False, "run": None}
+    is_over = status == "withdrawn"
+    document |= {"handle": submitted.nonce, "terminal": is_over, "cancelling": not is_over}
     return {**document, "warnings": [], "untrusted": [], "exit_code": 0}
 
 
