@@ -16,6 +16,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from bridge import __version__, state_dir
 from bridge.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, BridgeError
@@ -45,6 +46,7 @@ COMMANDS = {
     "gate": "Judge evidence files.",
     "runners": "Which runners are there, what they offer, whose keys are trusted.",
     "runner": "On the Mac: serve requests.",
+    "completion": "Complete commands, presets, parameters and handles in a shell.",
 }
 
 
@@ -59,6 +61,12 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f"bridge.cli.{cmd_name}"), cmd_name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        names = [
+            CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -104,6 +112,8 @@ def main(argv: list[str] | None = None) -> None:
         if signal.getsignal(number) is signal.SIG_DFL:  # a parent may have chosen to ignore it
             signal.signal(number, _terminate)
     sys.unraisablehook = _terminate_later
+    if "_KAKEYA_MAC_COMPLETE" in os.environ:  # a shell asks; the module says how it is answered
+        importlib.import_module("bridge.cli.completion")
     sys.exit(run_edge(cli, sys.argv[1:] if argv is None else argv))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from bridge import settings
+from bridge.cli.completion import complete_param
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -39,7 +40,8 @@ def keys_of_name(function: Function) -> Function:
 
 
 def param_option(text: str) -> Decorator:
-    return click.option("-p", "--param", "params", multiple=True, metavar="KEY=VALUE", help=text)
+    values: dict[str, Any] = {"multiple": True, "metavar": "KEY=VALUE", "shell_complete": complete_param}
+    return click.option("-p", "--param", "params", help=text, **values)
 
 
 def path_option(*names: str, text: str, metavar: str = "DIR", **more: Any) -> Decorator:

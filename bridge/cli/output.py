@@ -21,8 +21,10 @@ from bridge.bus.registry import Registry
 from bridge.bus.requests import RequestState
 from bridge.bus.results import ExpectedRequest, FetchedResult, believe
 from bridge.cli import show, show_error, warn
+from bridge.cli.completion import complete_handle
 from bridge.cli.options import Function, json_option, remote_option
 from bridge.client import fetch, history, remotes, runners, save, signing_key, watch
+from bridge.client.recent import remember
 from bridge.errors import EXIT_UNVERIFIED, ApiError, BridgeError, WaitTimeout
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
@@ -51,7 +53,9 @@ class Connection:
         return remotes.open_cache(self.config.state_dir, self.bus, self.git)
 
     def look_up(self, handle: str) -> tuple[RequestState, FetchedResult | None]:
-        return fetch.look_up(self.git, self.bus, handle, self.config.state_dir)
+        state, answer = fetch.look_up(self.git, self.bus, handle, self.config.state_dir)
+        remember(self.config.state_dir, [(state.nonce, state.preset)])
+        return state, answer
 
     def look_up_result(self, handle: str) -> tuple[str, FetchedResult]:
         state, answer = self.look_up(handle)
@@ -118,7 +122,7 @@ def bus_command(function: Function) -> Function:
 
 def request_command(function: Function) -> Function:
     """Like `bus_command`, for a command about one request, its argument `handle`."""
-    return click.argument("handle")(bus_command(function))
+    return click.argument("handle", shell_complete=complete_handle)(bus_command(function))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from bridge.cli import show, warn
 from bridge.cli.options import option_with_default
 from bridge.cli.output import Connection, api_warnings, bus_command
 from bridge.client import history, runners
+from bridge.client.recent import remember
 from bridge.errors import BusError
 from bridge.github.dispatch import FoundRun, runs_by_nonce
 from bridge.render.outcome import request_table, row_json
@@ -58,6 +59,7 @@ def queue(link: Connection, recent: int, as_json: bool) -> int:
         except BusError as error:
             warn([f"cannot tell which runners are there: {error.message}"])
     finished = history.history(cache, limit=recent)[0] if recent else ()
+    remember(link.config.state_dir, [(row.nonce, row.preset) for row in (*reversed(finished), *rows)])
     now, waiting = time.time(), sum(row.ahead is not None for row in rows)
     run_json = {nonce: run.as_json() for nonce, run in runs.items()}
     document = {

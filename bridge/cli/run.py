@@ -13,8 +13,10 @@ from bridge import presets
 from bridge.bus.registry import PLACES
 from bridge.bus.requests import OWN_REFS, RequestState, state_of
 from bridge.cli import show, warn
+from bridge.cli.completion import complete_preset
 from bridge.cli.options import RequestOptions, submit_options
 from bridge.cli.output import Connection, OpenRequest, Presentation, follow
+from bridge.client.recent import remember
 from bridge.client.runners import Availability, check_availability, read_runners
 from bridge.client.submit import Plan, Submission, plan_request, submit_request, warn_of_changes
 from bridge.client.watch import Update
@@ -46,7 +48,13 @@ not meet them leaves the request alone, and it expires if none does.
 
 Exit codes with --wait: those of the request, see `kakeya_mac --help`; 0 when it is pushed, without --wait."""
 )
-@click.option("--preset", required=True, metavar="NAME", help="What to run; see `kakeya_mac presets`.")
+@click.option(
+    "--preset",
+    required=True,
+    metavar="NAME",
+    help="What to run; see `kakeya_mac presets`.",
+    shell_complete=complete_preset,
+)
 @submit_options
 def run(preset: str, options: RequestOptions) -> int:
     """Run one preset for one commit of this checkout.
@@ -93,6 +101,7 @@ def submit_and_follow(
         click.echo(f"over GitHub Actions: {plan.route.why}", err=True)
     submission = submit_request(config, plan, git)
     asked = submission.manifest
+    remember(config.state_dir, [(asked.nonce, asked.preset)])
     warnings = [*submission.warnings, *changes]
     warn(warnings)
     state, runners, hints = _find_runners(config, git, submission)

@@ -29,6 +29,7 @@ Examples:
   kakeya_mac runners trust studio --key "ssh-ed25519 AAAA… kakeya-mac runner studio"
   kakeya_mac runners trust --first
   kakeya_mac runners revoke studio --key SHA256:…
+  kakeya_mac runners distrust studio
 
 The runner prints its key when it starts; compare it over a channel you trust."""
 

@@ -66,8 +66,11 @@ class LiveView:
                 click.echo(f"| {clean_line(line)}", err=True)
         self._tail = update.status.log_tail if update.status is not None else self._tail
         self._update, self._seen_at = update, time.monotonic()
+        if self._live is not None:
+            self._live.refresh()
+            return
         said = _without_elapsed(status_line(update))
-        if self._live is None and said != self._said and update.phase is not Phase.DONE:
+        if said != self._said and update.phase is not Phase.DONE:
             click.echo(status_line(update), err=True)
             self._said = said
 

@@ -114,5 +114,5 @@ def test_fetch_says_what_it_could_not_fetch(bus: BusFixture, run: Run, tmp_path:
     assert "anyone with push rights" in text
     assert (tmp_path / "out" / unsigned.nonce / "result.json").exists()
     code, _, err = run(fetch, unsigned.nonce, *out, "--allow-unsigned")
-    assert code == 6
+    assert code == 2
     assert "is not empty" in err
