@@ -57,12 +57,14 @@ def logs(link: Connection, handle: str, as_json: bool, follows: bool) -> int:
         update = watch_request(link, state.nonce, how, wait_s=FOREVER_S, state=state, request=request)
         answer = update.result
     about: dict[str, Any] = dict.fromkeys(("requested_by", "runner", "started_at", "finished_at"))
+    about["preset"] = state.preset
     if answer is not None:
         believed = fetch.believe_answer(link.config, answer)
         files = [file.path for file in believed.result.files if file.role == "log"]
         texts = {path: believed.files[path].decode("utf-8", "replace") for path in files}
         result, asked = believed.result, believed.expected
-        about |= {"requested_by": asked and asked.requested_by, "runner": result.runner.name}
+        about |= {"preset": result.preset, "requested_by": asked and asked.requested_by}
+        about["runner"] = result.runner.name
         about |= {"started_at": result.started_at, "finished_at": result.finished_at}
     else:
         with contextlib.suppress(BusError):  # only said
@@ -74,7 +76,7 @@ def logs(link: Connection, handle: str, as_json: bool, follows: bool) -> int:
         else:
             texts = _run_log(link, state)
     is_complete, requested_at = answer is not None, history.requested_at(state.nonce)
-    document = {"nonce": state.nonce, "preset": state.preset, "requested_at": requested_at, **about}
+    document = {"nonce": state.nonce, "requested_at": requested_at, **about}
     document |= {"terminal": is_complete, "complete": is_complete, "logs": texts}
     has_text = any(texts.values())
     lines = (line for name, text in texts.items() if has_text for line in fenced(name, text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -110,6 +111,27 @@ def test_a_judgement_is_recorded_also_of_a_rejected_report(tmp_path: Path, capsy
     [judged] = json.loads(record.read_text())["files"]
     assert (judged["accepted"], judged["figures"]) == (False, None)
     assert judged["violations"][0]["code"] == "SCHEMA"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(status, "--watch"), (logs, "--follow")], ids=["status", "logs"])
+def test_a_request_is_followed_to_its_end(here: BusFixture, capsys, words) -> None:
+    submitted = here.submit(preset="tests")
+    held = here.claim(submitted)
+    held.renew(Heartbeat(Phase.RUNNING, 3.0, None, ("said while it runs",)))
+    files = {"log.txt": b"the whole log\n"}
+    data = here.result(here.expected(submitted), files, {"log.txt": "log"}, preset="tests")
+    timer = Timer(1.5, here.answer, (submitted,), {"held": held, "result": data, "files": files})
+    timer.start()
+    command, option = words
+    done = call(command, capsys, submitted.nonce, option)
+    timer.join()
+    assert "running on testmac (3 s)" in done.err
+    if command is logs:
+        assert "| said while it runs" in done.err
+        assert "\nthe whole log\n" in done.out
+    else:
+        assert done.out.startswith(f"PASSED  tests  {submitted.nonce}")
 
 
 @pytest.mark.slow
