@@ -37,6 +37,8 @@ from bridge.render import outcome
 from bridge.render.evidence import as_rich, evidence_tables
 from bridge.render.live import LiveView
 
+# The registrations are a hint, so nothing waits long for them.
+REGISTRY_TIMEOUT_S = 5.0
 # A wait without a limit.
 FOREVER_S = 365 * 86_400.0
 
@@ -153,7 +155,7 @@ def learn(link: Connection, state: RequestState) -> OpenRequest:
     with contextlib.suppress(BridgeError):
         asked = fetch.read_open_request(link.git, link.bus, state)
         if asked is None or asked.transport == "embedded":  # no daemon registers for the other
-            registry = runners.read_runners(link.config, link.git, link.bus)
+            registry = runners.read_runners(link.config, link.git, link.bus, timeout_s=REGISTRY_TIMEOUT_S)
             typical_s = runners.typical_duration_s(registry.live(datetime.now(UTC)), state.preset)
     return OpenRequest(asked, registry, typical_s)
 

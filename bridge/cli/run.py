@@ -15,7 +15,7 @@ from bridge.bus.requests import OWN_REFS, RequestState, state_of
 from bridge.cli import show, warn
 from bridge.cli.completion import complete_preset
 from bridge.cli.options import RequestOptions, submit_options
-from bridge.cli.output import Connection, OpenRequest, Presentation, follow
+from bridge.cli.output import REGISTRY_TIMEOUT_S, Connection, OpenRequest, Presentation, follow
 from bridge.client.recent import remember
 from bridge.client.runners import Availability, check_availability, read_runners
 from bridge.client.submit import Plan, Submission, plan_request, submit_request, warn_of_changes
@@ -28,9 +28,6 @@ from bridge.protocol.result import Phase
 from bridge.protocol.sanitize import clean_line
 from bridge.render.outcome import open_json, waiting_text
 from bridge.settings import Settings
-
-# The registrations are a hint, so nothing waits long for them.
-_REGISTRY_TIMEOUT_S = 5.0
 
 
 @click.command(
@@ -150,11 +147,11 @@ def _find_runners(
     state, remote = None, submission.remote
     try:
         prefixes = (*OWN_REFS, *PLACES, submission.manifest.result_ref)
-        found = git.list_refs(remote.address, *prefixes, timeout_s=_REGISTRY_TIMEOUT_S)
+        found = git.list_refs(remote.address, *prefixes, timeout_s=REGISTRY_TIMEOUT_S)
         state = state_of(found, submission.manifest.nonce)
         if submission.manifest.transport == "actions":  # no daemon registers for it
             return state, None, []
-        registry = read_runners(config, git, remote, found=found, timeout_s=_REGISTRY_TIMEOUT_S)
+        registry = read_runners(config, git, remote, found=found, timeout_s=REGISTRY_TIMEOUT_S)
     except BridgeError as error:  # only a hint
         return state, None, [f"cannot tell which runners are there: {error.message}"]
     runners = check_availability(

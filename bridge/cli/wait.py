@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
@@ -26,9 +27,10 @@ Exit codes as of `run --wait`; 4 when the wait gave up, and the job goes on."""
 @allow_unsigned_option
 def wait(link: Connection, handle: str, as_json: bool, seconds: float, output: Path | None) -> int:
     """Follow the request HANDLE until its result is published."""
-    how = Presentation(as_json, output)
+    how, began_s = Presentation(as_json, output), time.monotonic()
     state, answer = link.look_up(handle)
     if answer is not None:
         return present(link, answer, how)
     request, known = link.workflow_request(state), learn(link, state)
-    return follow(link, state.nonce, how, wait_s=seconds, state=state, request=request, known=known)
+    wait_s = max(0.0, seconds - (time.monotonic() - began_s))
+    return follow(link, state.nonce, how, wait_s=wait_s, state=state, request=request, known=known)

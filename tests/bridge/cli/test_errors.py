@@ -50,8 +50,8 @@ BAD_INPUT = {
     "missing folder": ((*THROUGHPUT, "--remote", "/no/such/repository.git"), 6, ("/no/such/repository.git",)),
     "closed port": ((*THROUGHPUT, "--remote", "http://127.0.0.1:9/x.git"), 6, ("127.0.0.1",)),
     "unsafe transport": ((*THROUGHPUT, "--remote", "ext::sh -c touch% canary"), 6, ("ext::",)),
-    "unknown handle": (("result", "20260101t000000z0123456789ab"), 6, ("20260101t000000z0123456789ab",)),
-    "malformed handle": (("status", "../../etc"), 6, ("../../etc",)),
+    "unknown handle": (("result", "20260101t000000z0123456789ab"), 2, ("20260101t000000z0123456789ab",)),
+    "malformed handle": (("status", "../../etc"), 2, ("../../etc",)),
 }
 
 
