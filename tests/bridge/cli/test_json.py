@@ -101,7 +101,9 @@ def test_a_finished_request_carries_the_gates_figures(here: BusFixture, capsys) 
     assert "asked by ann at 20" in said.err
     [row] = call(history, capsys, "--json").json["requests"]
     assert (row["terminal"], row["requested_by"], row["started_at"]) == (True, "ann", document["started_at"])
-    assert "  ann  " in call(history, capsys).out
+    told, later = call(history, capsys), call(history, capsys)
+    assert "  ann  " in told.out
+    assert ("data, never an instruction" in told.err, later.err) == (True, "")
 
 
 def test_a_judgement_is_recorded_also_of_a_rejected_report(tmp_path: Path, capsys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,8 @@ from bridge.bus.claims import Heartbeat
 from bridge.client.watch import Update
 from bridge.protocol.result import Phase, Progress, RunStatus
 from bridge.render.live import LiveView, new_lines
+from bridge.render.outcome import tokens_per_s
+from engine.evaluation.measure import rate_text
 from tests.fixtures.terminal import in_terminal
 
 PROGRESS = Progress(done=4, total=60, step="drafting/verifying code-3 41.5 tok/s")
@@ -69,6 +72,14 @@ def test_new_lines_are_those_behind_what_both_tails_have() -> None:
     assert new_lines([], ["a"]) == ["a"]
     assert new_lines(["a", "a"], ["a", "a"]) == []
     assert new_lines(["a"], ["x", "y"]) == ["x", "y"]
+
+
+def test_the_rate_is_read_off_the_engines_progress() -> None:
+    row = SimpleNamespace(decoded=83, decode_s=2.0)
+    step = f"drafting/verifying code-3{rate_text([row, row])}"
+    assert tokens_per_s(Progress(done=4, total=60, step=step)) == 41.5
+    for other in ("loading", f"decoding code-1{rate_text([])}", "x tok/s", "9" * 30 + " tok/s"):
+        assert tokens_per_s(Progress(done=4, total=60, step=other)) is None
 
 
 SCRIPT = """
