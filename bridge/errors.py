@@ -107,7 +107,15 @@ class LeaseLost(BusError):
 
 
 class UnknownHandle(BusError):
-    """No request of that name is on this remote."""
+    """No request of that name is on this remote, or several are."""
+
+    exit_code = 2
+
+
+class RequestGone(UnknownHandle):
+    """The request was on the remote, and what is needed of it is not there any more."""
+
+    exit_code = 6
 
 
 class ApiError(BusError):
@@ -144,6 +152,12 @@ class ApiConflict(ApiError):
 
 class MachineError(BridgeError):
     """This machine lacks something that is needed: a program, disk space, a lock."""
+
+
+class FolderNotEmpty(MachineError):
+    """The folder that a result was to be saved in holds files."""
+
+    exit_code = 2
 
 
 def describe(error: Exception) -> str:

@@ -73,6 +73,7 @@ class ArchivedRequest(BaseModel):
     # What each of its refs held.
     places: Annotated[dict[_REF, manifest.Sha], Field(min_length=1, max_length=4)]
     summary: ResultSummary | None  # from ``result.json``; None: that could not be read
+    requested_by: Annotated[str, Field(max_length=200)] | None = None  # as the request says; None: not known
 
 
 class _CopiedRequest(BaseModel):
@@ -240,8 +241,8 @@ class Archive:
         if asked.workload_sha is not None and data is not None:
             request = requests.RequestCommit(asked.commit, (asked.workload_sha,), data, signature)
             with contextlib.suppress(ManifestError):
-                params = requests.bound_manifest(request, copy.nonce).params
-                expected = replace(expected, params=params)
+                own = requests.bound_manifest(request, copy.nonce)
+                expected = replace(expected, params=own.params, requested_by=own.requested_by)
         return results.with_files(self._cache, replace(located, expected=expected, asked=request))
 
 
@@ -410,7 +411,11 @@ class _Pruner:
             return None
         # One that cannot be read is archived as it is: it is as little believed there.
         summary = None if result is None else summarize(result)
-        return ArchivedRequest(nonce=nonce, preset=state.preset, places=places, summary=summary)
+        asked = None if answer.request is None else results.read_manifest(self._cache, answer.request)
+        by = None if asked is None else asked.requested_by
+        return ArchivedRequest(
+            nonce=nonce, preset=state.preset, places=places, summary=summary, requested_by=by
+        )
 
     def _is_forgotten(self, held: Mapping[str, str]) -> bool:
         """Whether no claim of a finished request is alive."""

@@ -53,6 +53,7 @@ class ExpectedRequest:
     workload_sha: str | None
     preset: str | None = None
     params: Mapping[str, ParamValue] | None = None
+    requested_by: str | None = None  # as it says
     against: Against | None = None  # the other side of a paired run
 
 
@@ -299,7 +300,8 @@ def _claims_nothing(result: records.Result) -> bool:
     return is_of_no_runner and result.verdict.status is not records.Status.PASSED
 
 
-def _manifest(git: GitRepo, commit: str) -> Manifest | None:
+def read_manifest(git: GitRepo, commit: str) -> Manifest | None:
+    """What a commit's tree says was asked; None: nothing that can be read. Nothing is checked."""
     try:
         return parse(git.try_read_file(commit, REQUEST_PATH, MAX_BYTES) or b"")
     except ManifestError:
@@ -310,11 +312,17 @@ def _read_request(git: GitRepo, located: FetchedResult) -> tuple[ExpectedRequest
     """The request that a result answers; and whether that named the result's place, or it is on no branch."""
     if located.request is None:
         return None, True
-    parents, manifest = git.commit(located.request).parents, _manifest(git, located.request)
+    parents, manifest = git.commit(located.request).parents, read_manifest(git, located.request)
     expected = ExpectedRequest(located.nonce, located.request, parents[0] if len(parents) in (1, 2) else None)
     if manifest is None:
         return expected, not located.parents
-    expected = replace(expected, preset=manifest.preset, params=manifest.params, against=manifest.against)
+    expected = replace(
+        expected,
+        preset=manifest.preset,
+        params=manifest.params,
+        requested_by=manifest.requested_by,
+        against=manifest.against,
+    )
     return expected, not located.parents or manifest.result_ref == located.ref
 
 
@@ -375,7 +383,7 @@ def _is_request(git: GitRepo, commit: str, nonce: str) -> bool:
     changes = git.changes(parents[0], commit)
     if not any(change.path == REQUEST_PATH and change.status != "D" for change in changes):
         return False
-    manifest = _manifest(git, commit)
+    manifest = read_manifest(git, commit)
     return manifest is None or manifest.nonce == nonce
 
 

@@ -16,6 +16,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from bridge import __version__, state_dir
 from bridge.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, BridgeError
@@ -47,6 +48,7 @@ COMMANDS = {
     "gate": "Judge evidence files.",
     "runners": "Which runners are there, what they offer, whose keys are trusted.",
     "runner": "On the Mac: serve requests.",
+    "completion": "Complete commands, presets, parameters and handles in a shell.",
 }
 
 
@@ -62,6 +64,12 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(f"bridge.cli.{cmd_name}"), cmd_name)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        names = [
+            CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -76,8 +84,9 @@ Examples:
   kakeya_mac run --preset throughput -p prompts=code --wait
   kakeya_mac result 20260301t120000z0123456789ab -o out/
 
-Exit codes of a finished request: 0 passed, 1 failed, 2 refused, 3 evidence rejected, 4 the wait timed out,
-5 cancelled or lost, 6 git or the network failed, 7 passed, but no trusted key signed it, 70 our own bug,
+Exit codes of a finished request: 0 passed, 1 failed, 3 evidence rejected, 4 the wait timed out,
+5 cancelled or lost, 6 git or the network failed, 7 passed, but no trusted key signed it, 8 refused by the
+Mac. Others: 2 a wrong command line, an unknown handle, or a request that cannot be made; 70 our own bug,
 130 interrupted, 143 terminated.""",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -86,6 +95,9 @@ def cli() -> None:
     """Run vetted jobs on an Apple Silicon Mac you cannot reach, over git, and trust the numbers.
 
     A request is a branch, a result is a commit. The client needs git and push rights, nothing else.
+
+    Text from runners, requesters and results is data, never an instruction: anyone with push rights can write
+    it. It is shown without terminal escapes; logs are fenced, and JSON lists its keys under `untrusted`.
     """
 
 
@@ -102,6 +114,8 @@ def main(argv: list[str] | None = None) -> None:
         if signal.getsignal(number) is signal.SIG_DFL:  # a parent may have chosen to ignore it
             signal.signal(number, _terminate)
     sys.unraisablehook = _terminate_later
+    if "_KAKEYA_MAC_COMPLETE" in os.environ:  # a shell asks; the module says how it is answered
+        importlib.import_module("bridge.cli.completion")
     sys.exit(run_edge(cli, sys.argv[1:] if argv is None else argv))
 
 
@@ -145,19 +159,31 @@ def show(
 ) -> int:
     """Print what a command found, as one JSON line or for people; returns the document's ``exit_code``.
 
-    `untrusted` names the keys whose values come from the bus, `note` says so below the lines.
+    `untrusted` names the keys whose values come from the bus; with `note` people are told so, the first time
+    on this machine. A request's ``nonce`` is its ``handle``, too.
     """
     if as_json:
-        click.echo(json.dumps(terminal.document(document, untrusted), sort_keys=True))
+        named = {"handle": document["nonce"]} if "nonce" in document else {}
+        click.echo(json.dumps(terminal.document({**named, **document}, untrusted), sort_keys=True))
     else:
         for line in lines:
             if isinstance(line, str):
                 click.echo(line)
             else:
                 terminal.console().print(line)
-        if note and not terminal.is_interactive(sys.stdout):  # a program reads it
-            click.echo(f"note: {terminal.NOTICE}", err=True)
+        if note:
+            _tell_once()
     return int(document.get("exit_code", 0))
+
+
+def _tell_once() -> None:
+    """Say what texts of others are worth, once on this machine."""
+    told = state_dir() / "notice-shown"
+    if not told.exists():
+        click.echo(f"note: {terminal.NOTICE}", err=True)
+        with contextlib.suppress(OSError):  # then it is said again
+            told.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            told.touch()
 
 
 def warn(sentences: Iterable[str]) -> None:

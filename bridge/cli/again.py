@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from bridge.cli.completion import complete_handle
 from bridge.cli.options import RequestOptions, submit_options
 from bridge.cli.output import connect
 from bridge.cli.run import submit_and_follow
@@ -19,7 +20,7 @@ Examples:
 
 --on '' lets any machine run it, whatever HANDLE was for. Exit codes as of `run`."""
 )
-@click.argument("handle")
+@click.argument("handle", shell_complete=complete_handle)
 @submit_options
 def again(handle: str, options: RequestOptions) -> int:
     """Submit the same preset, parameters and commit as HANDLE, as a new request.

@@ -23,7 +23,8 @@ Examples:
   kakeya_mac cancel 20260301t120000z0123456789ab
   kakeya_mac cancel 20260301t12 --reason "wrong model" --wait 60 --json
 
-JSON: status (withdrawn, cancelling, already-asked, already-finished), nonce, signed, run (its workflow run).
+JSON: status (withdrawn, cancelling, already-asked, already-finished), handle, nonce, terminal, cancelling,
+signed, run (its workflow run).
 
 Exit code: 0 once it is withdrawn, or the cancel request is on the remote, or when the request had finished;
 with --wait that of its end: 5 cancelled, or what it came to all the same."""
@@ -64,7 +65,9 @@ def cancel(link: Connection, handle: str, as_json: bool, reason: str | None, wai
     warn(warnings)
     run_json = run and run.as_json()
     if wait_s is None:
+        is_over = done.outcome in ("withdrawn", "already-finished")
         document |= {"status": done.outcome, "nonce": done.nonce, "signed": done.signed, "run": run_json}
+        document |= {"terminal": is_over, "cancelling": not is_over}
         document |= {"warnings": warnings, "exit_code": 0}
         return show(as_json, document, [line], untrusted=("warnings",))
     how = Presentation(as_json, document={"cancel": done.outcome})

@@ -26,7 +26,8 @@ Examples:
 Both must have passed, with throughput reports that hold a baseline, on the same machine, of the same version
 of the same preset, with the same weights. Better, because at one time: kakeya_mac run --against.
 
-Exit code 0, whichever is faster; 2: they cannot be compared; 3: a result is not believed; 4: no result yet."""
+Exit code 0, whichever is faster. 2: they cannot be compared; 3: a result is not believed; 4: no
+result yet."""
 )
 @click.argument("handle")
 @click.argument("against")

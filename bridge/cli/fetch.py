@@ -9,6 +9,7 @@ import click
 
 from bridge.bus.results import believe
 from bridge.cli import show, show_error
+from bridge.cli.completion import complete_handle
 from bridge.cli.options import allow_unsigned_option, path_option
 from bridge.cli.output import Connection, bus_command
 from bridge.client.save import save
@@ -26,9 +27,10 @@ JSON: {"requests": [...], "exit_code": N}; each request has handle, nonce, statu
 output, files, error (null when it was fetched) and exit_code.
 
 Exit code: 0 when all were fetched and believed, whatever their status; else that of the first that was not:
-3 not to be believed, 4 no result yet, 6 no such request, or a folder that cannot be written."""
+2 no such request, or a folder that is not empty; 3 not to be believed, 4 no result yet, 6 git
+or the network."""
 )
-@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True)
+@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True, shell_complete=complete_handle)
 @path_option("-o", "--output", default=Path(), text="Where the folders named by nonce go (default: here).")
 @bus_command
 @allow_unsigned_option

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from bridge.cli import show
 from bridge.cli.options import json_option
-from bridge.errors import EvidenceError
+from bridge.errors import EvidenceError, MachineError
 from bridge.evidence.gate import Binding, find_reports, judge_file
 from bridge.evidence.rules import ELSEWHERE, RULES
 from bridge.render.evidence import as_rich, evidence_tables
@@ -28,10 +29,18 @@ Exit code 0: every report accepted; 3: at least one rejected or not readable, or
 @click.argument("paths", metavar="[FILE|FOLDER]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--nonce", metavar="NONCE", help="The request the reports must belong to.")
 @click.option("--workload-sha", metavar="SHA", help="The workload commit they must belong to.")
+@click.option(
+    "--record", type=click.Path(path_type=Path), metavar="FILE", help="Write the judgement as JSON, too."
+)
 @click.option("--explain", "code", metavar="CODE", help="When a rule (or all) rejects, and what to do.")
 @json_option
 def gate(
-    paths: tuple[Path, ...], nonce: str | None, workload_sha: str | None, code: str | None, as_json: bool
+    paths: tuple[Path, ...],
+    nonce: str | None,
+    workload_sha: str | None,
+    record: Path | None,
+    code: str | None,
+    as_json: bool,
 ) -> int:
     """Judge evidence reports: recompute every claim from the rows, and name each rule that is broken.
 
@@ -59,6 +68,11 @@ def gate(
         "files": [{"file": str(path), **judgement.to_document()} for path, judgement in judgements],
         "skipped": [str(path) for path in skipped],
     }
+    if record is not None:
+        try:
+            record.write_text(json.dumps({"files": document["files"]}) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise MachineError(f"cannot write {record}: {error.strerror or error}") from None
     show(as_json, document, lines, untrusted=("files", "skipped"))
     return 0 if accepted else 3
 

@@ -7,9 +7,11 @@ import time
 import click
 
 from bridge.cli import show
+from bridge.cli.completion import complete_preset
 from bridge.cli.options import option_with_default
 from bridge.cli.output import Connection, bus_command
 from bridge.client.history import history as read_history
+from bridge.client.recent import remember
 from bridge.protocol.result import Status
 from bridge.render.outcome import request_table, row_json
 
@@ -21,12 +23,15 @@ Examples:
   kakeya_mac history -n 100 --preset throughput --status failed
   kakeya_mac history --json
 
-JSON: {"requests": [...], "complete": BOOL}; each request has nonce, preset, state (finished), status, reason
-(null: not readable), runner, attempt, requested_at, age_s, elapsed_s (took), finished_at and archived.
+JSON: {"requests": [...], "complete": BOOL}; each request has handle, nonce, preset, requested_by (as it
+says), requested_at, age_s, state (finished), terminal (true), status, reason (null: not readable), runner,
+attempt, started_at, finished_at, elapsed_s (took), expired and archived.
 complete is false where a filter gave up before the oldest request."""
 )
 @option_with_default("-n", "count", type=click.IntRange(1), default=20, help="So many at most.")
-@click.option("--preset", metavar="NAME", help="Only requests of this preset.")
+@click.option(
+    "--preset", metavar="NAME", help="Only requests of this preset.", shell_complete=complete_preset
+)
 @click.option(
     "--status", type=click.Choice([each.value for each in Status]), help="Only requests that ended so."
 )
@@ -39,10 +44,11 @@ def history(link: Connection, count: int, preset: str | None, status: str | None
     """
     wanted = None if status is None else Status(status)
     rows, is_complete = read_history(link.cache(), limit=count, preset=preset, status=wanted)
+    remember(link.config.state_dir, [(row.nonce, row.preset) for row in reversed(rows)])
     now = time.time()
     none = "no finished request" + ("" if preset is None and status is None else " of that kind")
     document = {"requests": [row_json(row, now) for row in rows], "complete": is_complete}
-    lines = [request_table(rows, now) if rows else none]
+    lines = request_table(rows, now) if rows else [none]
     show(as_json, document, lines, untrusted=("requests",), note=bool(rows))
     if not as_json and not is_complete:
         click.echo("older requests were not looked through", err=True)

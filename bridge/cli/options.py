@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from bridge import settings
+from bridge.cli.completion import complete_param
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -39,11 +40,25 @@ def keys_of_name(function: Function) -> Function:
 
 
 def param_option(text: str) -> Decorator:
-    return click.option("-p", "--param", "params", multiple=True, metavar="KEY=VALUE", help=text)
+    values: dict[str, Any] = {"multiple": True, "metavar": "KEY=VALUE", "shell_complete": complete_param}
+    return click.option("-p", "--param", "params", help=text, **values)
 
 
 def path_option(*names: str, text: str, metavar: str = "DIR", **more: Any) -> Decorator:
     return click.option(*names, type=click.Path(path_type=Path), metavar=metavar, help=text, **more)
+
+
+def output_option(text: str) -> Decorator:
+    """``-o DIR``; a folder that the result cannot go to is refused before anything is asked or waited for."""
+
+    def check(_context: click.Context, _option: click.Parameter, folder: Path | None) -> Path | None:
+        if folder is not None:
+            from bridge.client.save import require_free
+
+            require_free(folder)
+        return folder
+
+    return path_option("-o", "--output", text=text, callback=check)
 
 
 def seconds_option(*names: str, bounds: tuple[float, float | None], text: str, **more: Any) -> Decorator:
@@ -115,7 +130,7 @@ _SUBMIT_OPTIONS = (
     click.option(
         "--expires", type=click.IntRange(1, _MONTH_S), metavar="SECONDS", help="Unclaimed so long: refused."
     ),
-    path_option("-o", "--output", text="With --wait: save the result."),
+    output_option("With --wait: save the result in this new or empty folder."),
     click.option(
         "--transport",
         type=click.Choice(["auto", "embedded", "actions"]),

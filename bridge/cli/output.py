@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,30 @@ import click
 from rich.table import Table
 
 from bridge import presets, settings
+from bridge.bus.registry import Registry
 from bridge.bus.requests import RequestState
 from bridge.bus.results import ExpectedRequest, FetchedResult, believe
 from bridge.cli import show, show_error, warn
+from bridge.cli.completion import complete_handle
 from bridge.cli.options import Function, json_option, remote_option
-from bridge.client import fetch, remotes, save, signing_key, watch
-from bridge.errors import EXIT_UNVERIFIED, ApiError, WaitTimeout
+from bridge.client import fetch, history, remotes, runners, save, signing_key, watch
+from bridge.client.recent import remember
+from bridge.errors import EXIT_UNVERIFIED, ApiError, BridgeError, WaitTimeout
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
 from bridge.github import dispatch
 from bridge.github.api import GitHub, repository_of
-from bridge.protocol.result import Status
+from bridge.protocol.manifest import Manifest
+from bridge.protocol.result import Phase, Status
 from bridge.protocol.sanitize import clean_line
 from bridge.render import outcome
 from bridge.render.evidence import as_rich, evidence_tables
+from bridge.render.live import LiveView
+
+# The registrations are a hint, so nothing waits long for them.
+REGISTRY_TIMEOUT_S = 5.0
+# A wait without a limit.
+FOREVER_S = 365 * 86_400.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,9 @@ class Connection:
         return remotes.open_cache(self.config.state_dir, self.bus, self.git)
 
     def look_up(self, handle: str) -> tuple[RequestState, FetchedResult | None]:
-        return fetch.look_up(self.git, self.bus, handle, self.config.state_dir)
+        state, answer = fetch.look_up(self.git, self.bus, handle, self.config.state_dir)
+        remember(self.config.state_dir, [(state.nonce, state.preset)])
+        return state, answer
 
     def look_up_result(self, handle: str) -> tuple[str, FetchedResult]:
         state, answer = self.look_up(handle)
@@ -86,9 +100,12 @@ def api_warnings() -> Iterator[None]:
 
 
 def connect(config: settings.Settings) -> Connection:
-    """Connect this folder's checkout to its bus."""
+    """Connect this folder's checkout to its bus; outside any checkout, this machine's cache of the remote."""
     git = GitRepo(Path.cwd())
-    return Connection(config, git, remotes.resolve_remote(git, config.remote))
+    bus = remotes.resolve_remote(git, config.remote)
+    if config.remote is not None and not git.is_repository():
+        git = remotes.open_cache(config.state_dir, bus, git)
+    return Connection(config, git, bus)
 
 
 def bus_command(function: Function) -> Function:
@@ -107,7 +124,7 @@ def bus_command(function: Function) -> Function:
 
 def request_command(function: Function) -> Function:
     """Like `bus_command`, for a command about one request, its argument `handle`."""
-    return click.argument("handle")(bus_command(function))
+    return click.argument("handle", shell_complete=complete_handle)(bus_command(function))
 
 
 @dataclass(frozen=True)
@@ -120,6 +137,27 @@ class Presentation:
     # The JSON line: keys of the command's own, to which what is shown is added, also when it is shown as text
     document: dict[str, Any] = field(default_factory=dict)
     expected: ExpectedRequest | None = None  # as this client submitted it; None: as it is on the remote
+    show_log: bool = False  # while it is followed, each line that the job prints, as far as heartbeats tell
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """What is known of an unfinished request besides its refs; only hints, so what fails leaves a None."""
+
+    asked: Manifest | None = None
+    registry: Registry | None = None  # the runners, where its transport has any
+    typical_s: float | None = None  # how long its preset usually takes there
+
+
+def learn(link: Connection, state: RequestState) -> OpenRequest:
+    """Read what an unfinished request asks, and which runners are there."""
+    asked = registry = typical_s = None
+    with contextlib.suppress(BridgeError):
+        asked = fetch.read_open_request(link.git, link.bus, state)
+        if asked is None or asked.transport == "embedded":  # no daemon registers for the other
+            registry = runners.read_runners(link.config, link.git, link.bus, timeout_s=REGISTRY_TIMEOUT_S)
+            typical_s = runners.typical_duration_s(registry.live(datetime.now(UTC)), state.preset)
+    return OpenRequest(asked, registry, typical_s)
 
 
 def follow(
@@ -130,12 +168,35 @@ def follow(
     wait_s: float,
     state: RequestState | None = None,
     request: dispatch.RequestRef | None = None,
+    known: OpenRequest | None = None,
 ) -> int:
     """Watch a request until its result is here, show that, and return its exit code.
 
     After `wait_s` seconds this gives up, and the job goes on. `state` spares a look at the remote, `request`
-    is what a workflow takes.
+    is what a workflow takes, `known` what the JSON line of a wait that gave up tells.
     """
+    update = watch_request(link, nonce, how, wait_s=wait_s, state=state, request=request)
+    if update.result is not None:
+        return present(link, update.result, how)
+    known, preset = known or OpenRequest(), None if state is None else state.preset
+    document = outcome.open_json(
+        nonce, preset, update, datetime.now(UTC), asked=known.asked, typical_s=known.typical_s
+    )
+    how.document.update(document | {"status": "waiting", "phase": update.phase})
+    how.document["exit_code"] = WaitTimeout.exit_code
+    return show(how.as_json, how.document, untrusted=(*outcome.FROM_BUS, "runners"))
+
+
+def watch_request(
+    link: Connection,
+    nonce: str,
+    how: Presentation,
+    *,
+    wait_s: float,
+    state: RequestState | None = None,
+    request: dispatch.RequestRef | None = None,
+) -> watch.Update:
+    """Show how a request goes until it has its result, or `wait_s` is over; the last update."""
     watcher = None if request is None else dispatch.RunWatcher(link.api(), request)
 
     def sleep(seconds: float) -> None:
@@ -143,22 +204,20 @@ def follow(
             click.echo(clean_line(line), err=True)
         time.sleep(seconds)
 
-    fetched, last = None, None
+    update = watch.Update(Phase.QUEUED)
     try:
-        for update in watch.watch(
-            link.git,
-            link.bus.address,
-            nonce,
-            deadline=time.monotonic() + wait_s,
-            expected=how.expected,
-            state=state,
-            trusted=link.config.trusted_runners,
-            sleep=sleep,
-        ):
-            fetched, progress = update.result, update.status and update.status.progress
-            if (new := (update.phase, update.ahead, update.notice, progress)) != last:
-                click.echo(outcome.status_line(update), err=True)
-            last = new
+        with LiveView(requested_at=history.requested_at(nonce), log=how.show_log) as view:
+            for update in watch.watch(
+                link.git,
+                link.bus.address,
+                nonce,
+                deadline=time.monotonic() + wait_s,
+                expected=how.expected,
+                state=state,
+                trusted=link.config.trusted_runners,
+                sleep=sleep,
+            ):
+                view.show(update)
     except WaitTimeout as timeout:
         if watcher is not None and watcher.problem is not None:  # which was said
             timeout.message, timeout.remedy = f"{nonce} gets no result", f"kakeya_mac cancel {nonce}"
@@ -168,11 +227,8 @@ def follow(
         raise
     if watcher is not None:
         how.document["run"] = watcher.run and watcher.run.as_json()
-        how.document["run_problem"] = None if fetched is not None else watcher.problem
-    if fetched is not None:
-        return present(link, fetched, how)
-    how.document.update(status="waiting", nonce=nonce, exit_code=WaitTimeout.exit_code)
-    return show(how.as_json, how.document, untrusted=("runners", "preset"))
+        how.document["run_problem"] = None if update.result is not None else watcher.problem
+    return update
 
 
 def present(link: Connection, fetched: FetchedResult, how: Presentation) -> int:

@@ -34,7 +34,13 @@ NOT_ASKED = (
 _NO_COMMIT = "0" * 40
 
 
-@click.group()
+@click.group(
+    epilog="""\b
+Examples:
+  kakeya_mac runner policy init
+  kakeya_mac runner policy check
+  kakeya_mac runner policy explain request.json"""
+)
 def policy() -> None:
     """What this machine allows: policy.toml, presets and keys in the configuration folder."""
 

@@ -14,6 +14,7 @@ from bridge import presets as library
 from bridge import settings
 from bridge.bus.registry import Registration
 from bridge.cli import show
+from bridge.cli.completion import complete_preset
 from bridge.cli.options import json_option
 from bridge.cli.output import connect
 from bridge.client.runners import read_runners
@@ -36,7 +37,7 @@ Examples:
   kakeya_mac presets --json
   kakeya_mac presets throughput --remote"""
 )
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_preset)
 @click.option(
     "--remote", is_flag=False, flag_value="", metavar="[URL]", help="What live runners offer on this remote."
 )

@@ -37,8 +37,9 @@ Examples:
 Every command finds archived requests as before. A request stays while it has no result, or one of the last
 hour, is in the inbox or claimed, and when its branch holds anything but a runner's own commit.
 
-JSON: dry_run, archived (nonces), deleted (refs), left ({nonce, ref, reason}), unfinished, archive (commit),
-refused (the server's words, or null) and exit_code: 6 when the server deletes no refs; nothing is lost."""
+JSON: dry_run, archived (nonces), deleted (refs), left ({handle, nonce, ref, reason}), unfinished, archive
+(commit), refused (the server's words, or null) and exit_code: 6 when the server deletes no refs; nothing is
+lost."""
 )
 @option_with_default(
     "--older-than", type=_duration, default="14d", metavar="AGE", help="Archive what is older."
@@ -57,6 +58,7 @@ def prune(link: Connection, older_than: timedelta, keep: int, dry_run: bool, as_
     )
     document = asdict(done) | {"dry_run": dry_run, "exit_code": 0 if done.refused is None else 6}
     del document["remaining"]
+    document["left"] = [{"handle": left.nonce, **asdict(left)} for left in done.left]
     code = show(as_json, document, _lines(done, dry_run), untrusted=("left", "deleted", "refused"))
     if done.refused is not None and not as_json:
         click.echo(

@@ -13,6 +13,7 @@ from bridge.cli import show, warn
 from bridge.cli.options import option_with_default
 from bridge.cli.output import Connection, api_warnings, bus_command
 from bridge.client import history, runners
+from bridge.client.recent import remember
 from bridge.errors import BusError
 from bridge.github.dispatch import FoundRun, runs_by_nonce
 from bridge.render.outcome import request_table, row_json
@@ -24,9 +25,10 @@ Examples:
   kakeya_mac queue
   kakeya_mac queue --json --remote https://example.org/team/repo.git
 
-JSON: {"requests": [...], "waiting": N, "running": N, "finished": [...]}; each request has nonce, preset,
-state, ahead, expected_s, runner, claim {standing, signer}, attempt, requested_at, age_s, elapsed_s,
-beat_age_s, progress {done, total, step}, cancelling, run and run_problem; see `kakeya_mac status --help`."""
+JSON: {"requests": [...], "waiting": N, "running": N, "finished": [...]}; each request has handle, nonce,
+preset, requested_by, requested_at, age_s, state, terminal, ahead, expected_s, eta_s, expired, runner, claim
+{standing, signer}, attempt, started_at, elapsed_s, beat_age_s, progress {done, total, step}, tokens_per_s,
+cancelling, run and run_problem; see `kakeya_mac status --help`."""
 )
 @option_with_default("--recent", type=click.IntRange(0), default=5, help="Finished requests below.")
 @bus_command
@@ -50,16 +52,14 @@ def queue(link: Connection, recent: int, as_json: bool) -> int:
         rows = history.queue(cache, now=datetime.now(UTC), trusted=link.config.trusted_runners)
         actions = history.for_workflows(cache, [row for row in rows if row.nonce in problems])
         problems = {nonce: text for nonce, text in problems.items() if nonce in actions}
-    if any(row.ahead for row in rows):
+    if rows:
         try:
             live = read_registry(cache).live(datetime.now(UTC))
-            rows = [
-                replace(row, expected_s=runners.expected_wait_s(live, row.preset or "", row.ahead))
-                for row in rows
-            ]
+            rows = [_with_times(row, runners.typical_duration_s(live, row.preset)) for row in rows]
         except BusError as error:
             warn([f"cannot tell which runners are there: {error.message}"])
     finished = history.history(cache, limit=recent)[0] if recent else ()
+    remember(link.config.state_dir, [(row.nonce, row.preset) for row in (*reversed(finished), *rows)])
     now, waiting = time.time(), sum(row.ahead is not None for row in rows)
     run_json = {nonce: run.as_json() for nonce, run in runs.items()}
     document = {
@@ -71,8 +71,13 @@ def queue(link: Connection, recent: int, as_json: bool) -> int:
         "running": len(rows) - waiting,
         "finished": [row_json(row, now) for row in finished],
     }
-    lines = [request_table(rows, now, runs) if rows else "nothing waits and nothing runs"]
+    lines = request_table(rows, now, runs) if rows else ["nothing waits and nothing runs"]
     lines += [f"{nonce}: {text}" for nonce, text in problems.items()]
-    if finished:
-        lines.append(request_table(finished, now))
+    lines += request_table(finished, now) if finished else []
     return show(as_json, document, lines, untrusted=("requests", "finished"), note=bool(rows or finished))
+
+
+def _with_times(row: history.Row, typical_s: float | None) -> history.Row:
+    """A request with when it is likely to start and to end."""
+    eta_s = runners.eta_s(typical_s, ahead=row.ahead, elapsed_s=row.elapsed_s, progress=row.progress)
+    return replace(row, expected_s=runners.expected_wait_s(typical_s, row.ahead), eta_s=eta_s)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.options import allow_unsigned_option, path_option
+from bridge.cli.options import allow_unsigned_option, output_option
 from bridge.cli.output import Connection, Presentation, present, request_command
 
 
@@ -21,7 +21,7 @@ Exit code: that of the result's status; 3 when it cannot be believed, answers so
 gate rejects it, or --verify refutes it; 4 no result yet; 6 it cannot be replayed; 7 it passed, unsigned."""
 )
 @request_command
-@path_option("-o", "--output", text="Save every published file.")
+@output_option("Save every published file in this new or empty folder.")
 @click.option(
     "--verify", type=click.IntRange(1), metavar="N", help="Draw N rows of the report and replay them here."
 )

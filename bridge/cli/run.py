@@ -13,20 +13,21 @@ from bridge import presets
 from bridge.bus.registry import PLACES
 from bridge.bus.requests import OWN_REFS, RequestState, state_of
 from bridge.cli import show, warn
+from bridge.cli.completion import complete_preset
 from bridge.cli.options import RequestOptions, submit_options
-from bridge.cli.output import Connection, Presentation, follow
+from bridge.cli.output import REGISTRY_TIMEOUT_S, Connection, OpenRequest, Presentation, follow
+from bridge.client.recent import remember
 from bridge.client.runners import Availability, check_availability, read_runners
 from bridge.client.submit import Plan, Submission, plan_request, submit_request, warn_of_changes
+from bridge.client.watch import Update
 from bridge.errors import BridgeError
 from bridge.git.repo import GitRepo
 from bridge.github.dispatch import RequestRef
 from bridge.protocol.refs import is_local
+from bridge.protocol.result import Phase
 from bridge.protocol.sanitize import clean_line
-from bridge.render.outcome import waiting_text
+from bridge.render.outcome import open_json, waiting_text
 from bridge.settings import Settings
-
-# The registrations are a hint, so nothing waits long for them.
-_REGISTRY_TIMEOUT_S = 5.0
 
 
 @click.command(
@@ -46,7 +47,13 @@ not meet them leaves the request alone, and it expires if none does.
 
 Exit codes with --wait: those of the request, see `kakeya_mac --help`; 0 when it is pushed, without --wait."""
 )
-@click.option("--preset", required=True, metavar="NAME", help="What to run; see `kakeya_mac presets`.")
+@click.option(
+    "--preset",
+    required=True,
+    metavar="NAME",
+    help="What to run; see `kakeya_mac presets`.",
+    shell_complete=complete_preset,
+)
 @click.option("--against", metavar="REV", help="Paired run: take turns with this commit, and compare.")
 @click.option(
     "--against-params",
@@ -105,19 +112,22 @@ def submit_and_follow(
         click.echo(f"over GitHub Actions: {plan.route.why}", err=True)
     submission = submit_request(config, plan, git)
     asked = submission.manifest
+    remember(config.state_dir, [(asked.nonce, asked.preset)])
     warnings = [*submission.warnings, *changes]
     warn(warnings)
     state, runners, hints = _find_runners(config, git, submission)
     warn(hints)
+    update = Update(Phase.QUEUED, state.ahead if state else None)
+    typical_s = runners.typical_s if runners else None
+    document |= open_json(
+        asked.nonce, asked.preset, update, datetime.now(UTC), asked=asked, typical_s=typical_s
+    )
     document |= {
         "runners": runners and runners.to_json(),
-        "ahead": state and state.ahead,
         "warnings": [*warnings, *hints],
-        "nonce": asked.nonce,
         "ref": asked.result_ref,
         "request_commit": submission.commit,
         "workload_sha": asked.workload_sha,
-        "preset": asked.preset,
         "remote": submission.remote.shown,
         "transport": asked.transport,
         "run_id": submission.run_id,
@@ -132,7 +142,7 @@ def submit_and_follow(
     if options.wait_s is None:
         waits = waiting_text(state.ahead if state else None, runners.expected_s if runners else None)
         lines += [f"  {text}" for text in (waits, f"follow it: kakeya_mac wait {asked.nonce}") if text]
-        document |= {"status": "queued", "exit_code": 0}
+        document["exit_code"] = 0
         return show(options.as_json, document, lines, untrusted=("runners",))
     click.echo("\n".join(lines), err=True)
     request = None
@@ -140,7 +150,8 @@ def submit_and_follow(
         request = RequestRef(asked.nonce, asked.result_ref, submission.commit, submission.run_id)
     how = Presentation(options.as_json, options.output, document=document, expected=submission.expected)
     link = Connection(config, git, submission.remote)
-    return follow(link, asked.nonce, how, wait_s=options.wait_s, state=state, request=request)
+    known = OpenRequest(asked, typical_s=typical_s)
+    return follow(link, asked.nonce, how, wait_s=options.wait_s, state=state, request=request, known=known)
 
 
 def _find_runners(
@@ -150,11 +161,11 @@ def _find_runners(
     state, remote = None, submission.remote
     try:
         prefixes = (*OWN_REFS, *PLACES, submission.manifest.result_ref)
-        found = git.list_refs(remote.address, *prefixes, timeout_s=_REGISTRY_TIMEOUT_S)
+        found = git.list_refs(remote.address, *prefixes, timeout_s=REGISTRY_TIMEOUT_S)
         state = state_of(found, submission.manifest.nonce)
         if submission.manifest.transport == "actions":  # no daemon registers for it
             return state, None, []
-        registry = read_runners(config, git, remote, found=found, timeout_s=_REGISTRY_TIMEOUT_S)
+        registry = read_runners(config, git, remote, found=found, timeout_s=REGISTRY_TIMEOUT_S)
     except BridgeError as error:  # only a hint
         return state, None, [f"cannot tell which runners are there: {error.message}"]
     runners = check_availability(

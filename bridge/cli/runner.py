@@ -50,7 +50,14 @@ from bridge.signing import dsse, ssh
 log = logging.getLogger(__name__)
 
 
-@click.group(commands=[policy, signers, peers])
+@click.group(
+    commands=[policy, signers, peers],
+    epilog="""\b
+Examples:
+  kakeya_mac runner serve --remote git@example.org:you/workload.git --name studio
+  kakeya_mac runner policy init
+  kakeya_mac runner signers add alice --key alice.pub""",
+)
 def runner() -> None:
     """Commands for the machine that does the work."""
 

@@ -29,6 +29,7 @@ Examples:
   kakeya_mac runners trust studio --key "ssh-ed25519 AAAA… kakeya-mac runner studio"
   kakeya_mac runners trust --first
   kakeya_mac runners revoke studio --key SHA256:…
+  kakeya_mac runners distrust studio
 
 The runner prints its key when it starts; compare it over a channel you trust."""
 
@@ -141,6 +142,7 @@ def _runner_json(seen: Registration, now: datetime) -> dict[str, Any]:
     known = properties(info.machine, info.name)
     return info.model_dump(mode="json", include=_INFO_FIELDS) | {
         "name": seen.name,
+        "job": info.job and {"handle": info.job.nonce, **info.job.model_dump(mode="json")},
         "key": info.public_key,
         "fingerprint": None if info.public_key is None else fingerprint(info.public_key),
         "trusted": seen.trusted,

@@ -16,7 +16,8 @@ from bridge.signing import keyfiles, ssh, trust
 
 def key_group(kind: str, file: str, namespaces: tuple[str, ...], *, about: str, examples: str) -> click.Group:
     """The group of commands for one list of keys; `kind` is its name, and the key of the list in JSON."""
-    group = click.Group(kind, help=about)
+    group = click.Group(kind, help=about, epilog=f"\b\nExamples:\n{examples}")
+    own = f"kakeya_mac runner {kind}"
 
     def open_list() -> keyfiles.KeyList:
         return keyfiles.KeyList(settings.load().config_dir / file, namespaces)
@@ -45,7 +46,11 @@ def key_group(kind: str, file: str, namespaces: tuple[str, ...], *, about: str, 
         word = "listed" if added else "already listed"
         return show_changed(keys, name, [key], word, as_json, added=added)
 
-    @group.command(name="list", help="Show every key of the list, and whether it counts.")
+    @group.command(
+        name="list",
+        help="Show every key of the list, and whether it counts.",
+        epilog=f"\b\nExamples:\n  {own} list\n  {own} list --json",
+    )
     @json_option
     def list_(as_json: bool) -> int:
         keys = open_list()
@@ -57,7 +62,10 @@ def key_group(kind: str, file: str, namespaces: tuple[str, ...], *, about: str, 
         ]
         return show(as_json, document, lines or [f"no key is listed yet ({keys.allowed})"])
 
-    @group.command(help="Remove the keys of NAME from the list. Revoke a stolen key instead.")
+    @group.command(
+        help="Remove the keys of NAME from the list. Revoke a stolen key instead.",
+        epilog=f"\b\nExamples:\n  {own} remove studio\n  {own} remove studio --key SHA256:…",
+    )
     @keys_of_name
     @json_option
     def remove(name: str, which: str | None, as_json: bool) -> int:

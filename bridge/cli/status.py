@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
 from datetime import UTC, datetime
 
 import click
 
 from bridge.cli import show
 from bridge.cli.options import allow_unsigned_option
-from bridge.cli.output import Connection, Presentation, present, request_command
-from bridge.client import fetch, history, runners, watch
-from bridge.errors import BridgeError
+from bridge.cli.output import FOREVER_S, Connection, Presentation, follow, learn, present, request_command
+from bridge.client import history, runners, watch
 from bridge.protocol.sanitize import clean_line
-from bridge.render.outcome import status_line
+from bridge.render.outcome import FROM_BUS, open_json, status_line
 
 
 @click.command(
     epilog="""\b
 Examples:
   kakeya_mac status 20260301t120000z0123456789ab
-  kakeya_mac status 20260301t12 --json
+  kakeya_mac status 20260301t12 --watch
+  kakeya_mac status 20260301t12 --json --remote https://example.org/team/repo.git
 
-JSON of an unfinished request: status (queued, claimed, workspace, running, gating, publishing), nonce,
-preset, ahead (older ones that wait too), expected_s (the preset's median duration times those), beat_age_s
-(since its runner's last heartbeat), heartbeat, on (which machines it waits for), run (its workflow run: id,
-url, state, conclusion, attempt, machine, job, step), run_problem (why that run gives no result, and what to
-do); null where it does not apply or is not known.
+JSON of an unfinished request: status (queued, claimed, workspace, running, gating, publishing), terminal
+(false), handle, nonce (the same), preset, requested_by, requested_at, expired (no runner may take it any
+more), cancelling, on (which machines it waits for), ahead (older ones that wait too), expected_s (until it
+starts), eta_s (until it ends: by its progress, or by how long the preset usually takes), runner, attempt,
+started_at, tokens_per_s, beat_age_s (since its runner's last heartbeat), heartbeat, claim, run (its workflow
+run: id, url, state, conclusion, attempt, machine, job, step), run_problem (why that run gives no result, and
+what to do); null where it does not apply or is not known. Of a finished one: terminal is true, and the keys
+of `result`.
 
 Exit code: 0 while it waits or runs; afterwards that of `result`."""
 )
 @request_command
+@click.option(
+    "--watch", "watches", is_flag=True, help="Follow it to its end, as `wait` does without a limit."
+)
 @allow_unsigned_option
-def status(link: Connection, handle: str, as_json: bool) -> int:
+def status(link: Connection, handle: str, as_json: bool, watches: bool) -> int:
     """Where the request HANDLE (nonce, branch name or unique prefix) is."""
     (state, answer), config, now = link.look_up(handle), link.config, datetime.now(UTC)
     if answer is not None:
         return present(link, answer, Presentation(as_json))
+    if watches:
+        request, how = link.workflow_request(state), Presentation(as_json)
+        return follow(link, state.nonce, how, wait_s=FOREVER_S, state=state, request=request)
     found = link.find_run(state)
     problem = found.problem(state.nonce)
     if problem is not None:  # the run may have published its result after the first look
@@ -44,35 +52,18 @@ def status(link: Connection, handle: str, as_json: bool) -> int:
         if answer is not None:
             return present(link, answer, Presentation(as_json))
     update = watch.snapshot(link.git, link.bus.address, state, config.trusted_runners)
-    beat, run = update.status, found.run
+    beat, run, known = update.status, found.run, learn(link, state)
     lines = [f"{state.nonce}  {status_line(update, history.silence_s(beat, now) if beat else None)}"]
-    target = expected_s = None
-    if state.claim is None:
-        with contextlib.suppress(BridgeError):  # only hints
-            asked = fetch.read_open_request(link.git, link.bus, state)
-            target = asked.on if asked else None
-            said = "" if target is None else f"  for machines with {clean_line(target)}"
-            if asked is None or asked.transport == "embedded":  # no daemon registers for the other
-                registry = runners.read_runners(config, link.git, link.bus)
-                if state.preset is not None:
-                    expected_s = runners.expected_wait_s(registry.live(now), state.preset, update.ahead)
-                if asked is not None and target is not None:
-                    able = runners.check_availability(registry, asked, signed=True, settings=config, now=now)
-                    said += f": {'; '.join(able.warnings) or able.sentence}"
-            lines += [said] if said else []
+    asked = known.asked
+    if state.claim is None and asked is not None and asked.on is not None:
+        said = f"  for machines with {clean_line(asked.on)}"
+        if known.registry is not None:
+            able = runners.check_availability(known.registry, asked, signed=True, settings=config, now=now)
+            said += f": {'; '.join(able.warnings) or able.sentence}"
+        lines.append(said)
+    document = open_json(state.nonce, state.preset, update, now, asked=asked, typical_s=known.typical_s)
+    if document["expired"]:
+        lines.append("  expired: no runner may take it any more; the next one that sees it refuses it")
     lines += [f"  {text}" for text in (run and run.sentence, problem) if text]
-    document = {
-        "status": update.phase,
-        "nonce": state.nonce,
-        "preset": state.preset,
-        "ahead": update.ahead,
-        "expected_s": expected_s,
-        "beat_age_s": beat and round(history.heartbeat_age_s(beat, now), 1),
-        "heartbeat": beat and beat.model_dump(mode="json"),
-        "claim": update.claim and update.claim.to_json(),
-        "on": target,
-        "run": run and run.as_json(),
-        "run_problem": problem,
-        "exit_code": 0,
-    }
-    return show(as_json, document, lines, untrusted=("heartbeat", "on", "preset"), note=True)
+    document |= {"run": run and run.as_json(), "run_problem": problem, "exit_code": 0}
+    return show(as_json, document, lines, untrusted=FROM_BUS, note=True)

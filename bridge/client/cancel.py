@@ -14,7 +14,7 @@ from bridge.bus.results import Believed, FetchedResult
 from bridge.client.fetch import believe_answer, look_up, read_open_request, request_place
 from bridge.client.remotes import Remote, open_cache
 from bridge.client.signing_key import RequestSigner
-from bridge.errors import BusError, ResultError, UnknownHandle
+from bridge.errors import BusError, RequestGone, ResultError
 from bridge.git.cache import GitCache
 from bridge.git.repo import GitRepo
 from bridge.protocol.manifest import CancelRequest, Manifest, new_cancel
@@ -99,7 +99,7 @@ def _find_target(git: GitRepo, remote: Remote, state: RequestState) -> tuple[Ref
     where = "its branch is not on the remote: it was deleted, or never pushed"
     if state.branch is not None:
         where = f"its branch {state.branch.ref} holds {state.branch.commit[:12]}, which is not the request"
-    raise UnknownHandle(
+    raise RequestGone(
         f"there is nothing to cancel of the request {state.nonce}: it is not in the inbox, and {where}",
         "check the handle: kakeya_mac status",
     )

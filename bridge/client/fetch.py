@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from bridge import errors, presets, signing
 from bridge.bus.archive import find_archived
 from bridge.bus.requests import ALL_REFS, RefValue, RequestState, bound_manifest, find, read_request, state_of
@@ -25,25 +27,48 @@ from bridge.client.remotes import Remote, open_cache
 from bridge.client.signing_key import RequestSigner
 from bridge.evidence.gate import Binding, Judgement, broken_promises
 from bridge.evidence.gate import judge as run_gate
+from bridge.evidence.rules.claims import ClaimFigure
 from bridge.git.repo import GitRepo
 from bridge.presets import Preset
 from bridge.proc import helper_environment, spawn
 from bridge.protocol import refs
-from bridge.protocol.manifest import Manifest, parse_time
-from bridge.protocol.result import EXIT_CODES, Reason, Status, Verdict, Violation
+from bridge.protocol.manifest import RECORD, Manifest, parse_document, parse_time
+from bridge.protocol.result import EXIT_CODES, Reason, Status, Text, Verdict, Violation
 from bridge.settings import Settings
 from bridge.signing.trust import TrustLevel
+from evidence_format.model import Summary
 from evidence_format.paired import Paired
 from evidence_format.parse import Unreadable
 from evidence_format.verification import NAME as VERIFICATION
 from evidence_format.verification import SIGNATURE_NAME, Verification, parse_verification
 
+GATE_RECORD = "judgement.json"
+_MAX_GATE_RECORD_BYTES = 16 * 1024**2
 _MAX_VIOLATIONS = 1000
 _REPLAY_TIMEOUT_S = 3600.0
 # What the engine sees of our environment besides what helpers see: where models lie, and which BLAS.
 _PASSED = re.compile(
     "KAKEYA_(BLAS|STATE|MODEL_.*)|HF_(HOME|HUB_CACHE)|(OMP|OPENBLAS)_NUM_THREADS|CI|GITHUB_ACTIONS",
 )
+
+
+class _GateEntry(BaseModel):
+    model_config = RECORD
+
+    file: Text
+    accepted: bool
+    kind: Text | None
+    violations: tuple[Violation, ...]
+    claims: tuple[ClaimFigure, ...]
+    figures: Summary | None
+
+
+class GateRecord(BaseModel):
+    """What ``kakeya_mac gate --record`` wrote, as the preset ``gate`` publishes it."""
+
+    model_config = RECORD
+
+    files: tuple[_GateEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -58,6 +83,19 @@ class Judged:
     agreement: Agreement = field(default_factory=Agreement)  # where request, result and reports differ
     allow_unsigned: bool = False  # whether a pass counts that no trusted key signed
     verification: Verification | None = None  # what a runner that replayed another request's report found
+    gate_record: GateRecord | None = None  # what a runner said that judged reports of the workload
+
+    @property
+    def evidence(self) -> list[dict[str, object]]:
+        """Verdict, claims, broken rules and figures of each report: this client's, or the preset gate's."""
+        judged = [
+            {"file": path, "judged_by": "client", **judgement.to_document()}
+            for path, judgement in self.judgements.items()
+        ]
+        said = () if self.gate_record is None else self.gate_record.files
+        return judged + [
+            {"judged_by": "runner", **entry.model_dump(mode="json", exclude_unset=True)} for entry in said
+        ]
 
     @property
     def paired(self) -> Paired | None:
@@ -193,6 +231,8 @@ def judge(
     listed = [file.path for file in result.files if file.role == "evidence"]
     judgements = {path: run_gate(believed.files[path], binding=binding) for path in listed}
     verification, faults = _read_verification(believed, preset)
+    gate_record, more = _read_gate_record(believed, preset)
+    faults += more
     passed = result.verdict.status is Status.PASSED
     reports = {path: each.report for path, each in judgements.items() if passed and each.report is not None}
     record = next((each.paired for each in judgements.values() if each.paired is not None), None)
@@ -215,7 +255,7 @@ def judge(
             message=message[:4000],
             violations=tuple([*differences, *broken][:_MAX_VIOLATIONS]),
         )
-    return Judged(believed, judgements, verdict, agreement, allow_unsigned, verification)
+    return Judged(believed, judgements, verdict, agreement, allow_unsigned, verification, gate_record)
 
 
 def verify(believed: Believed, sample: int, signer: RequestSigner, *, output: int) -> Verified:
@@ -272,6 +312,19 @@ def _read_verification(
     message = f"the record refutes the report: {', '.join(record.refuted_rows[:5])}"
     refuted = Violation(code="CLAIM_NOT_MET", message=message, file=VERIFICATION)
     return record, [] if record.confirmed else [refuted]
+
+
+def _read_gate_record(believed: Believed, preset: Preset | None) -> tuple[GateRecord | None, list[Violation]]:
+    """The record of a job that judged reports, and what is wrong with it; runners before wrote none."""
+    data = believed.files.get(GATE_RECORD)
+    if data is None or preset is None or preset.name != "gate":
+        return None, []
+    try:
+        kind = errors.ResultError
+        limit = _MAX_GATE_RECORD_BYTES
+        return parse_document(GateRecord, data, what=GATE_RECORD, limit=limit, error=kind, plain=False), []
+    except errors.ResultError as error:
+        return None, [Violation(code="SCHEMA", message=error.message[:4000], file=GATE_RECORD)]
 
 
 def _violations(judgements: Mapping[str, Judgement], preset: Preset | None) -> list[Violation]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from bridge.bus.archive import DEPTH, ResultSummary, open_archive, summarize
 from bridge.bus.claims import MAX_LEASE_S
 from bridge.bus.requests import ALL_REFS, RefValue, RequestState, has_result, names_of, state_of
+from bridge.bus.results import read_manifest
 from bridge.client.fetch import request_place
 from bridge.client.watch import keys_in, read_beat
-from bridge.errors import BusError, ManifestError, ResultError
+from bridge.errors import BusError, ResultError
 from bridge.git.cache import GitCache
 from bridge.protocol import manifest, refs, result
 from bridge.protocol.result import Phase, Progress, Reason, RunStatus, Status
@@ -52,7 +53,11 @@ class Row:
     cancelling: bool = False  # whether a cancel request exists
     status: Status | None = None  # as published
     reason: Reason | None = None
+    requested_by: str | None = None  # as the request says
+    started_at: str | None = None  # as published, or by the last heartbeat
     finished_at: str | None = None  # as published
+    eta_s: float | None = None  # seconds until it is likely to end
+    expired: bool = False  # whether nothing may claim it any more
     archived: bool = False
     place: RefValue | None = None  # the ref that holds the request, while it waits; not shown
 
@@ -66,6 +71,8 @@ def queue(cache: GitCache, *, now: datetime, trusted: Path | None = None) -> lis
         open_states = [states[nonce] for nonce in sorted(_open_nonces(cache, states, now))]
         claims = {state.claim.ref: state.claim.commit for state in open_states if state.claim is not None}
         failures = cache.bring(claims, list(claims), depth=1)
+        places = {state.nonce: place for state in open_states if (place := request_place(state)) is not None}
+        asked = _read_requests(cache, dict(list(places.items())[:_MAX_CHECKED]))
         rows: list[Row] = []
         ahead = 0
         for state in open_states:
@@ -73,7 +80,9 @@ def queue(cache: GitCache, *, now: datetime, trusted: Path | None = None) -> lis
             if state.claim is not None and state.claim.ref not in failures:
                 checked_by = keys if len(rows) - ahead < _MAX_CHECKED else None
                 status, signature = read_beat(cache, state.claim, checked_by)
-            rows.append(_open_row(state, status, signature, ahead, now))
+            rows.append(
+                _open_row(state, status, signature, ahead=ahead, now=now, asked=asked.get(state.nonce))
+            )
             ahead += state.claim is None
         return rows
 
@@ -83,18 +92,8 @@ def queue(cache: GitCache, *, now: datetime, trusted: Path | None = None) -> lis
 def for_workflows(cache: GitCache, rows: Sequence[Row]) -> set[str]:
     """Nonces of the waiting requests that a workflow takes, as their manifests say."""
     places = {row.nonce: row.place for row in rows[:_MAX_CHECKED] if row.place is not None}
-    tips = {place.ref: place.commit for place in places.values()}
-
-    def read() -> set[str]:
-        failures = cache.bring(tips, list(tips), depth=DEPTH)
-        asked = {
-            nonce: _read_manifest(cache, place.commit)
-            for nonce, place in places.items()
-            if place.ref not in failures
-        }
-        return {nonce for nonce, each in asked.items() if each is not None and each.transport == "actions"}
-
-    return cache.recover(read)
+    asked = cache.recover(lambda: _read_requests(cache, places))
+    return {nonce for nonce, each in asked.items() if each.transport == "actions"}
 
 
 def history(
@@ -124,6 +123,20 @@ def silence_s(status: RunStatus, now: datetime) -> float | None:
     """Seconds since the last heartbeat when they are more than its lease; None: they are not."""
     age_s = heartbeat_age_s(status, now)
     return age_s if age_s > min(status.lease_s, MAX_LEASE_S) else None
+
+
+def started_at(status: RunStatus) -> str:
+    """When a job that runs was claimed, by its last heartbeat and that machine's clock."""
+    try:
+        elapsed = timedelta(seconds=status.elapsed_s)
+        return manifest.format_time(manifest.parse_time(status.updated_at) - elapsed)
+    except OverflowError:  # anyone could have written any number
+        return status.updated_at
+
+
+def has_expired(asked: manifest.Manifest | None, claimed: bool, now: datetime) -> bool:
+    """Whether a request waited until no runner may claim it any more; what runs has not."""
+    return asked is not None and not claimed and now >= asked.expires_at
 
 
 def _states(found: Mapping[str, str]) -> dict[str, RequestState]:
@@ -160,28 +173,41 @@ def _is_request(cache: GitCache, commit: str, nonce: str) -> bool:
     """Whether a branch ends in its request, rather than in a result or in something else."""
     if has_result(cache, commit, nonce):
         return False
-    asked = _read_manifest(cache, commit)
+    asked = read_manifest(cache, commit)
     return asked is not None and asked.nonce == nonce
 
 
-def _read_manifest(cache: GitCache, commit: str) -> manifest.Manifest | None:
-    try:
-        return manifest.parse(cache.read_file(commit, manifest.REQUEST_PATH, manifest.MAX_BYTES) or b"")
-    except (ManifestError, BusError):
-        return None
+def _read_requests(cache: GitCache, places: Mapping[str, RefValue]) -> dict[str, manifest.Manifest]:
+    """What requests ask by the refs that hold them, by nonce, as far as that can be read."""
+    tips = {place.ref: place.commit for place in places.values()}
+    failures = cache.bring(tips, list(tips), depth=DEPTH)
+    asked = {
+        nonce: read_manifest(cache, place.commit)
+        for nonce, place in places.items()
+        if place.ref not in failures
+    }
+    return {nonce: each for nonce, each in asked.items() if each is not None}
 
 
 def _open_row(
-    state: RequestState, status: RunStatus | None, signature: Signature | None, ahead: int, now: datetime
+    state: RequestState,
+    status: RunStatus | None,
+    signature: Signature | None,
+    *,
+    ahead: int,
+    now: datetime,
+    asked: manifest.Manifest | None,
 ) -> Row:
     row = Row(
         nonce=state.nonce,
         preset=state.preset,
         phase=Phase.QUEUED if state.claim is None else Phase.CLAIMED,
-        requested_at=_requested_at(state.nonce),
+        requested_at=requested_at(state.nonce),
         ahead=ahead if state.claim is None else None,
         claim=signature,
         cancelling=state.cancel is not None,
+        requested_by=None if asked is None else clean_line(asked.requested_by),
+        expired=has_expired(asked, state.claim is not None, now),
         place=request_place(state),
     )
     if status is None:
@@ -193,6 +219,7 @@ def _open_row(
         attempt=status.attempt,
         progress=status.progress,
         elapsed_s=status.elapsed_s,
+        started_at=started_at(status),
         beat_age_s=heartbeat_age_s(status, now),
         silent_s=silence_s(status, now),
     )
@@ -202,7 +229,10 @@ def _finished(cache: GitCache, found: Mapping[str, str]) -> Iterator[Row]:
     """Every finished request, the newest first; one that is on its branch and in the archive comes once."""
     archive = open_archive(cache, found)
     entries = iter(()) if archive is None else archive.newest()
-    archived = (_finished_row(entry.nonce, entry.preset, entry.summary, archived=True) for entry in entries)
+    archived = (
+        _finished_row(entry.nonce, entry.preset, entry.summary, entry.requested_by, archived=True)
+        for entry in entries
+    )
     published = _published(cache, _states(found))
     last = None
     for row in heapq.merge(published, archived, key=lambda row: row.nonce, reverse=True):
@@ -228,25 +258,33 @@ def _published(cache: GitCache, states: Mapping[str, RequestState]) -> Iterator[
                     named = refs.parse_request_ref(place.ref)
                     preset = state.preset if named is None else named.preset
                     summary = _read_summary(cache, place.commit, state.nonce)
-                    yield _finished_row(state.nonce, preset, summary, archived=False)
+                    asked = read_manifest(cache, place.commit)
+                    by = None if asked is None else asked.requested_by
+                    yield _finished_row(state.nonce, preset, summary, by, archived=False)
                     break
 
 
-def _finished_row(nonce: str, preset: str | None, summary: ResultSummary | None, *, archived: bool) -> Row:
+def _finished_row(
+    nonce: str, preset: str | None, summary: ResultSummary | None, by: str | None, *, archived: bool
+) -> Row:
+    by = None if by is None else clean_line(by)
     if summary is None:
-        return Row(nonce, preset, Phase.DONE, _requested_at(nonce), archived=archived)
+        return Row(nonce, preset, Phase.DONE, requested_at(nonce), requested_by=by, archived=archived)
     took = manifest.parse_time(summary.finished_at) - manifest.parse_time(summary.started_at)
     return Row(
         nonce=nonce,
         preset=preset or summary.preset,
         phase=Phase.DONE,
-        requested_at=_requested_at(nonce),
+        requested_at=requested_at(nonce),
         runner=clean_line(summary.runner),
         attempt=summary.attempt,
         elapsed_s=max(took, timedelta(0)).total_seconds(),
         status=summary.status,
         reason=summary.reason,
+        requested_by=by,
+        started_at=summary.started_at,
         finished_at=summary.finished_at,
+        expired=summary.reason is Reason.EXPIRED,
         archived=archived,
     )
 
@@ -259,7 +297,7 @@ def _read_summary(cache: GitCache, commit: str, nonce: str) -> ResultSummary | N
         return None
 
 
-def _requested_at(nonce: str) -> str | None:
+def requested_at(nonce: str) -> str | None:
     """The moment that a nonce names; None: there is no such moment."""
     try:
         return manifest.format_time(refs.nonce_moment(nonce))

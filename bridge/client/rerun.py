@@ -17,7 +17,14 @@ from bridge.client.fetch import request_place, resolve
 from bridge.client.remotes import Remote, open_cache
 from bridge.client.signing_key import choose
 from bridge.client.submit import Plan, plan_request
-from bridge.errors import BusError, ManifestError, RemoteUnreachable, SignatureError, UnknownHandle
+from bridge.errors import (
+    BusError,
+    ManifestError,
+    RemoteUnreachable,
+    RequestGone,
+    SignatureError,
+    UnknownHandle,
+)
 from bridge.git.repo import GitRepo, Scratch
 from bridge.protocol.manifest import Manifest
 from bridge.settings import Settings
@@ -87,7 +94,7 @@ def _find(
         if request is not None:
             with contextlib.suppress(ManifestError):
                 return request, bound_manifest(request, nonce)
-    raise UnknownHandle(
+    raise RequestGone(
         f"what the request {nonce} asked is gone from the remote, or cannot be read",
         f"submit a new one with `kakeya_mac run`; `kakeya_mac result {nonce}` shows what its result says",
     )
@@ -109,7 +116,7 @@ def _fetch_commits(scratch: Scratch, remote: Remote, manifest: Manifest) -> Scra
             with contextlib.suppress(RemoteUnreachable):  # it has just answered; it gives only what refs name
                 scratch.fetch(remote.address, [commit])
         if scratch.kind_and_size(commit)[0] != "commit":
-            raise UnknownHandle(
+            raise RequestGone(
                 f"the request {manifest.nonce} needs the commit {commit[:12]}, which neither this clone has"
                 " nor the remote gives",
                 f"in a clone that has it: kakeya_mac again {manifest.nonce}; or name another one with --ref",

@@ -16,6 +16,7 @@ from bridge.bus.results import pins_keys
 from bridge.client.remotes import Remote, open_cache
 from bridge.git.repo import GitRepo
 from bridge.protocol.manifest import Manifest, parse_time, properties, unmet
+from bridge.protocol.result import Progress
 from bridge.protocol.runner_info import RunnerInfo, State, is_live
 from bridge.protocol.sanitize import clean_line
 from bridge.settings import Settings
@@ -32,7 +33,8 @@ class Availability:
     live: int  # how many runners are there
     able: tuple[str, ...]  # names of the live ones that can take it
     unable: Mapping[str, str]  # every other runner seen, the live ones first, and why it cannot
-    expected_s: float | None  # median duration there times the older requests; None: not known
+    typical_s: float | None  # median duration of its preset there; None: not known
+    expected_s: float | None  # that times the older requests; None: not known
     warnings: tuple[str, ...]  # that none can take it and why, or what to know about those that can
 
     @property
@@ -96,15 +98,41 @@ def check_availability(
             "only runners whose keys are not trusted here can take this request"
             f" ({', '.join(names[:_NAMED])}): their results will not be believed"
         )
-    expected_s = expected_wait_s(able, manifest.preset, ahead)
-    return Availability(len(able) + len(live), names, unable, expected_s, tuple(warnings))
+    typical_s = typical_duration_s(able, manifest.preset)
+    expected_s = expected_wait_s(typical_s, ahead)
+    return Availability(len(able) + len(live), names, unable, typical_s, expected_s, tuple(warnings))
 
 
-def expected_wait_s(runners: Sequence[Registration], preset: str, ahead: int | None) -> float | None:
-    """The median duration of a preset on some runners times the older requests; None: not known."""
-    offers = [seen.info.offer(preset) for seen in runners]
+def typical_duration_s(runners: Sequence[Registration], preset: str | None) -> float | None:
+    """The median duration of a preset on some runners; None: not known."""
+    offers = [seen.info.offer(preset) for seen in runners] if preset is not None else []
     typical = [offer.typical_s for offer in offers if offer is not None and offer.typical_s is not None]
-    return None if ahead is None or not typical else round(statistics.median(typical) * ahead, 1)
+    return statistics.median(typical) if typical else None
+
+
+def expected_wait_s(typical_s: float | None, ahead: int | None) -> float | None:
+    """How long a request is likely to wait behind the older ones; None: not known."""
+    return None if ahead is None or typical_s is None else round(typical_s * ahead, 1)
+
+
+def eta_s(
+    typical_s: float | None,
+    *,
+    ahead: int | None = None,
+    elapsed_s: float | None = None,
+    progress: Progress | None = None,
+) -> float | None:
+    """Seconds until a request is likely to end; None: not known.
+
+    By the share of its job that is done, else by how long its preset usually takes.
+    """
+    if progress is not None and elapsed_s and 0 < progress.done < progress.total:
+        return round(elapsed_s * (progress.total - progress.done) / progress.done, 1)
+    if typical_s is None:
+        return None
+    if ahead is not None:
+        return round(typical_s * (ahead + 1), 1)
+    return None if elapsed_s is None else round(max(0.0, typical_s - elapsed_s), 1)
 
 
 def require_signatures(registry: Registry, now: datetime) -> list[str]:

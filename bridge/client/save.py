@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bridge.bus.results import Believed, FetchedResult
-from bridge.errors import MachineError
+from bridge.errors import FolderNotEmpty, MachineError
 from bridge.protocol.result import ATTESTATION_NAMES
 
 
@@ -23,10 +23,8 @@ def save(
 
     Of attestations only checked ones are written, which the caller gives by path.
     """
+    require_free(folder)
     try:
-        _refuse_links(folder)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise MachineError(f"{folder} is not empty; nothing was written", "name a new folder with -o")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
             whole = Path(scratch) / "result"
@@ -44,6 +42,17 @@ def save(
     except OSError as error:
         raise MachineError(f"cannot write {folder}: {error.strerror or error}") from None
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def require_free(folder: Path) -> None:
+    """Refuse a folder that a result cannot be saved in: `FolderNotEmpty`, or a `MachineError` for a link."""
+    _refuse_links(folder)
+    try:
+        is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    except OSError as error:
+        raise MachineError(f"cannot write {folder}: {error.strerror or error}") from None
+    if not is_free:
+        raise FolderNotEmpty(f"{folder} is not empty; nothing was written", "name a new folder with -o")
 
 
 def _refuse_links(folder: Path) -> None:

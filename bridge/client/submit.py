@@ -73,7 +73,7 @@ class Submission:
     def expected(self) -> ExpectedRequest:
         """What a result must answer to be believed."""
         asked = self.manifest
-        what = (asked.workload_sha, asked.preset, asked.params, asked.against)
+        what = (asked.workload_sha, asked.preset, asked.params, asked.requested_by, asked.against)
         return ExpectedRequest(asked.nonce, self.commit, *what)
 
 

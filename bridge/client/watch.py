@@ -14,7 +14,7 @@ from pathlib import Path
 from bridge.bus.claims import read_claim, read_status
 from bridge.bus.requests import ALL_REFS, OWN_REFS, RefValue, RequestState, state_of
 from bridge.bus.results import ExpectedRequest, FetchedResult, fetch, pins_keys
-from bridge.errors import BusError, RemoteUnreachable, UnknownHandle, WaitTimeout
+from bridge.errors import BusError, RemoteUnreachable, RequestGone, WaitTimeout
 from bridge.git.repo import GitRepo, Scratch
 from bridge.protocol import refs
 from bridge.protocol.result import Phase, RunStatus
@@ -46,6 +46,7 @@ class Update:
     status: RunStatus | None = None  # its runner's last heartbeat, texts cleaned; None: not claimed
     # What the signature of that heartbeat is worth; None: not claimed, or no key is trusted here
     claim: Signature | None = None
+    cancelling: bool = False  # whether a cancel request exists
     notice: str | None = None  # why nothing is known at the moment; None: all is well
     result: FetchedResult | None = None  # what was published; set on the last update only
 
@@ -70,7 +71,7 @@ def watch(
 
     Raises:
         WaitTimeout: The deadline came first; the job goes on.
-        UnknownHandle: Nothing of the request is on the remote any more.
+        RequestGone: Nothing of the request is on the remote any more.
     """
     pauses = _LOCAL_PAUSES_S if refs.is_local(remote) else _NETWORK_PAUSES_S
     last, start = None, Update(Phase.QUEUED)
@@ -108,10 +109,12 @@ def watch(
 
 def snapshot(git: GitRepo, remote: str, state: RequestState, trusted: Path | None = None) -> Update:
     """An unanswered request as its refs, listed just now, and its claim tell; `trusted` as in `watch`."""
+    cancelling = state.cancel is not None
     if state.claim is None:
-        return Update(Phase.QUEUED, state.ahead)
+        return Update(Phase.QUEUED, state.ahead, cancelling=cancelling)
     with git.scratch() as scratch:
-        return _claimed(scratch, remote, state.claim, Update(Phase.CLAIMED), keys_in(trusted))
+        update = _claimed(scratch, remote, state.claim, Update(Phase.CLAIMED), keys_in(trusted))
+        return replace(update, cancelling=cancelling)
 
 
 def keys_in(trusted: Path | None) -> Path | None:
@@ -149,11 +152,17 @@ class _Watcher:
                 where = f"its branch {state.branch.ref} holds {state.branch.commit[:12]} now"
             elif self.had_branch:
                 where = "its branch was deleted before a result was published"
-            raise UnknownHandle(
+            raise RequestGone(
                 f"the request {self.nonce} is not on the remote: {where}", "ask again with kakeya_mac run"
             )
         if state.gone:
             return self.known
+        self._learn(state, result)
+        self.known = replace(self.known, cancelling=result is None and state.cancel is not None)
+        return self.known
+
+    def _learn(self, state: RequestState, result: FetchedResult | None) -> None:
+        """Bring what is known up to date, fetching the claim where it changed."""
         now = self.clock()
         if result is not None:
             self.known = replace(self.known, phase=Phase.DONE, ahead=None, result=result)
@@ -165,7 +174,6 @@ class _Watcher:
             self.claim, self.claim_due_s = state.claim, now + _CLAIM_INTERVAL_S
         elif self.known.phase is Phase.QUEUED:
             self.known = Update(Phase.CLAIMED)
-        return self.known
 
     def _is_missing(self, state: RequestState) -> bool:
         """Whether no ref holds the request, as far as it is known which commit that is."""

@@ -50,7 +50,7 @@ class Judgement:
             "kind": self.kind,
             "violations": [each.model_dump(include={"code", "message"}) for each in self.violations],
             "claims": [asdict(claim) for claim in self.claims],
-            "figures": None if figures is None else figures.model_dump(mode="json"),
+            "figures": figures and figures.model_dump(mode="json", exclude_unset=True),
         }
 
 

@@ -183,6 +183,10 @@ class GitRepo:
             )
         return found[0]
 
+    def is_repository(self) -> bool:
+        """Whether the folder is a repository, or inside one."""
+        return self.attempt("rev-parse", "--git-dir", timeout_s=_LOOK_TIMEOUT_S).exit_code == 0
+
     def current_branch(self) -> str | None:
         """The branch HEAD is on, without ``refs/heads/``; None: detached."""
         head = self._opened().head

@@ -223,5 +223,5 @@ def _expected(request: Request) -> ExpectedRequest:
     manifest, workload = request.manifest, None if request.data is None else request.data.parents[0]
     if manifest is None:
         return ExpectedRequest(request.nonce, request.commit, workload)
-    asked = (manifest.preset, manifest.params, manifest.against)
+    asked = (manifest.preset, manifest.params, manifest.requested_by, manifest.against)
     return ExpectedRequest(request.nonce, request.commit, workload, *asked)

@@ -163,7 +163,7 @@ def _read_request(cache: GitCache, ref: RequestRef) -> Request:
             raise failure
         branch, tip = ref.branch.removeprefix("refs/heads/"), cache.list_remote(ref.branch).get(ref.branch)
         now = "is not there: it was deleted or never pushed" if tip is None else f"holds {tip[:12]} now"
-        raise errors.UnknownHandle(
+        raise errors.RequestGone(
             f"the request commit {ref.commit[:12]} is not on the remote, and its branch {branch} {now}",
             "ask again with kakeya_mac run",
         )

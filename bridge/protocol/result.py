@@ -50,7 +50,7 @@ class Status(StrEnum):
 EXIT_CODES: dict[Status, int] = {
     Status.PASSED: 0,
     Status.FAILED: 1,
-    Status.REFUSED: 2,
+    Status.REFUSED: 8,  # not 2, which is a wrong command line
     Status.REJECTED: 3,
     Status.CANCELLED: 5,
     Status.LOST: 5,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from rich import box
@@ -13,20 +14,22 @@ from rich.table import Table
 
 from bridge.bus.results import NO_RUNNER_ID
 from bridge.client.fetch import Judged
-from bridge.client.history import Row
+from bridge.client.history import Row, has_expired, heartbeat_age_s, requested_at, started_at
+from bridge.client.runners import eta_s, expected_wait_s
 from bridge.client.watch import Update
 from bridge.github.api import RunView
-from bridge.protocol.manifest import parse_time
-from bridge.protocol.result import Phase, Progress, Status
+from bridge.protocol.manifest import Manifest, parse_time
+from bridge.protocol.result import Phase, Progress, Reason, Status
 from bridge.protocol.sanitize import clean_line
+from bridge.render import terminal
 from bridge.signing.trust import Signature, TrustLevel
 from evidence_format.paired import Paired, PairedSummary
 from evidence_format.verification import Verification
 
-# Keys of `outcome_json` whose texts come from the runner, or from the author of the result.
+# Keys of `outcome_json` and `open_json` whose texts others wrote: runner, requester, author of the result.
 FROM_BUS = (
-    *("binding", "files", "message", "params", "phase_seconds", "preset", "result_ref", "runner"),
-    *("paired", "verification", "violations"),
+    *("binding", "evidence", "files", "heartbeat", "message", "on", "paired", "params", "phase_seconds"),
+    *("preset", "requested_by", "result_ref", "runner", "verification", "violations"),
 )
 TRUST_TEXTS = {
     TrustLevel.TRUSTED: "trusted",
@@ -39,8 +42,12 @@ _METRICS = {"command_s": "seconds of the command", "decode_s_per_token": "second
 _line = functools.partial(clean_line, limit=4000)  # what a result may hold
 _RESULT_FIELDS = {
     *("nonce", "preset", "params", "request_commit", "workload_sha", "engine_source"),
-    *("attempt", "phase_seconds", "files"),
+    *("attempt", "phase_seconds", "files", "started_at", "finished_at"),
 }
+# Characters of a requester's name in a list, and the least of a terminal that shows lists as tables.
+_NAME, _TABLE_WIDTH = 40, 110
+# How the engine ends the step of its progress: tokens per second so far.
+_RATE = re.compile(r"(?:^|.* )([0-9]{1,9}(?:\.[0-9]{1,3})?) tok/s")
 
 
 def bare_table() -> Table:
@@ -57,13 +64,21 @@ def outcome_json(judged: Judged) -> dict[str, Any]:
     """What `run --wait`, `wait`, `status` and `result` say of a finished request with ``--json``."""
     believed, verdict, record = judged.believed, judged.verdict, judged.verification
     result = believed.result
+    asked = believed.expected
     return result.model_dump(mode="json", include=_RESULT_FIELDS) | {
+        "terminal": True,
+        "requested_by": asked and asked.requested_by and _line(asked.requested_by),
+        "requested_at": requested_at(result.nonce),
+        "eta_s": None,
+        "cancelling": False,
+        "expired": verdict.reason is Reason.EXPIRED,
         **verdict.model_dump(mode="json"),
         "runner_status": result.verdict.status,
         "exit_code": judged.exit_code,
         "result_ref": believed.ref,
         "result_commit": believed.commit,
         "runner": result.runner.name,
+        "evidence": judged.evidence,
         "signature": believed.signature,
         "signer": believed.signer,
         "verified": judged.verified,
@@ -75,6 +90,51 @@ def outcome_json(judged: Judged) -> dict[str, Any]:
         "verification": record and record.model_dump(mode="json", by_alias=True),
         "paired": None if judged.paired is None else paired_json(judged.paired),
     }
+
+
+def open_json(
+    nonce: str,
+    preset: str | None,
+    update: Update,
+    now: datetime,
+    *,
+    asked: Manifest | None = None,
+    typical_s: float | None = None,
+) -> dict[str, Any]:
+    """What commands say of an unfinished request with ``--json``; null: it does not apply, or is not known.
+
+    `asked`: what it asks, where that was read; `typical_s`: how long its preset usually takes.
+    """
+    beat, ahead = update.status, update.ahead
+    elapsed_s, progress = (beat.elapsed_s, beat.progress) if beat else (None, None)
+    is_queued = update.phase is Phase.QUEUED
+    return {
+        "status": update.phase,
+        "terminal": False,
+        "nonce": nonce,
+        "preset": preset,
+        "requested_by": asked and clean_line(asked.requested_by),
+        "requested_at": requested_at(nonce),
+        "expired": has_expired(asked, not is_queued, now),
+        "cancelling": update.cancelling,
+        "on": asked and asked.on,
+        "ahead": ahead,
+        "expected_s": expected_wait_s(typical_s, ahead) if is_queued else None,
+        "eta_s": eta_s(typical_s, ahead=ahead, elapsed_s=elapsed_s, progress=progress),
+        "runner": beat and beat.runner,
+        "attempt": beat and beat.attempt,
+        "started_at": beat and started_at(beat),
+        "tokens_per_s": tokens_per_s(progress),
+        "beat_age_s": beat and round(heartbeat_age_s(beat, now), 1),
+        "heartbeat": beat and beat.model_dump(mode="json"),
+        "claim": update.claim and update.claim.to_json(),
+    }
+
+
+def tokens_per_s(progress: Progress | None) -> float | None:
+    """The rate at the end of what the engine says of its progress; None: it names none."""
+    match = None if progress is None else _RATE.fullmatch(progress.step)
+    return None if match is None else float(match[1])
 
 
 def outcome_lines(judged: Judged) -> Iterator[str]:
@@ -163,11 +223,14 @@ def status_line(update: Update, silent_s: float | None = None) -> str:
     if update.notice:
         return f"{phase} (no answer from the remote: {_line(update.notice)})"
     if status is None or phase is Phase.DONE:
-        return _joined(phase, waiting_text(update.ahead, None))
+        return _joined(
+            phase, waiting_text(update.ahead, None), "to be cancelled" if update.cancelling else ""
+        )
     held = "by" if phase is Phase.CLAIMED else "on"
     where = f"{phase} {held} {_line(status.runner)} {_progress_text(status.progress)}".rstrip()
     silence = f"no sign for {age_text(silent_s)}" if silent_s else ""
-    return _joined(f"{where} ({status.elapsed_s:.0f} s)", silence, _claim_text(update.claim))
+    cancelling = "to be cancelled" if update.cancelling else ""
+    return _joined(f"{where} ({status.elapsed_s:.0f} s)", silence, _claim_text(update.claim), cancelling)
 
 
 def waiting_text(ahead: int | None, expected_s: float | None) -> str:
@@ -176,27 +239,52 @@ def waiting_text(ahead: int | None, expected_s: float | None) -> str:
     return _joined(older, f"about {age_text(expected_s)} to wait" if expected_s else "")
 
 
-def request_table(rows: Sequence[Row], now: float, runs: Mapping[str, RunView] | None = None) -> Table:
-    """Requests that wait and run, or that ran, one row each, with their workflow runs by nonce.
+def request_table(
+    rows: Sequence[Row], now: float, runs: Mapping[str, RunView] | None = None
+) -> list[str | Table]:
+    """Requests that wait and run, or that ran, with their workflow runs by nonce, as a table.
 
-    `now` is in seconds since the epoch.
+    A narrow terminal gets three lines a request instead. `now` is in seconds since the epoch.
     """
-    table = bare_table()
-    for heading in ("request", "preset", "asked", "runner", "state"):
-        table.add_column(heading, no_wrap=heading in {"request", "asked"}, overflow="fold")
+    found = []
     for row in rows:
         run = (runs or {}).get(row.nonce)
-        state = _joined(_state(row), "" if run is None else run.sentence)
+        state = _joined(_state(row, now), "" if run is None else run.sentence)
         machine = row.runner or (run and run.machine) or ""
-        table.add_row(*plain(row.nonce, row.preset or "?", age_text(_age_s(row, now)), machine, state))
-    return table
+        by = clean_line(row.requested_by or "", limit=_NAME)
+        found.append((row.nonce, row.preset or "?", by, minute_text(row.requested_at), machine, state))
+    if terminal.width() < _TABLE_WIDTH:
+        return [line for cells in found for line in _narrow([*map(clean_line, cells)])]
+    table = bare_table()
+    for heading in ("request", "preset", "by", "asked", "runner", "state"):
+        table.add_column(heading, no_wrap=heading in {"request", "asked"}, overflow="fold")
+    for cells in found:
+        table.add_row(*plain(*cells))
+    return [table]
+
+
+def _narrow(cells: Sequence[str]) -> Iterator[str]:
+    nonce, preset, by, asked, runner, state = cells
+    yield f"{nonce}  {preset}"
+    yield f"  {state}"
+    yield "  " + " ".join(
+        f"{word} {value}" for word, value in (("by", by), ("at", asked), ("on", runner)) if value
+    )
+
+
+def minute_text(moment: str | None) -> str:
+    """A moment of the protocol as ``2026-03-01 12:00Z``; empty when unknown."""
+    return "" if moment is None else f"{moment[:10]} {moment[11:16]}Z"
 
 
 def row_json(row: Row, now: float) -> dict[str, Any]:
     """One request of a list as JSON; keys that do not apply are null."""
     values = {name: value for name, value in vars(row).items() if name not in {"phase", "place", "silent_s"}}
     values |= {
+        "handle": row.nonce,
+        "terminal": row.phase is Phase.DONE,
         "state": "finished" if row.phase is Phase.DONE else row.phase.value,
+        "tokens_per_s": tokens_per_s(row.progress),
         "claim": row.claim and row.claim.to_json(),
         "progress": row.progress and row.progress.model_dump(),
         "age_s": _age_s(row, now),
@@ -204,15 +292,17 @@ def row_json(row: Row, now: float) -> dict[str, Any]:
     return {name: round(value, 1) if isinstance(value, float) else value for name, value in values.items()}
 
 
-def _state(row: Row) -> str:
+def _state(row: Row, now: float) -> str:
     """Where a request is and how far, or how it ended, and what else there is to know about it."""
     took = age_text(row.elapsed_s)
     if row.phase is Phase.DONE:
         reason = "" if row.reason in (None, "ok") else f" ({row.reason})"
         ended = "unreadable" if row.status is None else f"{row.status}{reason}"
         return _joined(ended, took and f"took {took}", "archived" if row.archived else "")
+    waits = age_text(_age_s(row, now)) if row.ahead is not None else ""
     return _joined(
-        f"{row.phase} for {took}" if row.elapsed_s else str(row.phase),
+        f"{row.phase} for {took or waits}" if took or waits else str(row.phase),
+        "expired" if row.expired else "",
         f"no sign for {age_text(row.silent_s)}" if row.silent_s else "",
         waiting_text(row.ahead, row.expected_s),
         f"attempt {row.attempt}" if (row.attempt or 1) > 1 else "",

@@ -191,7 +191,8 @@ class Daemon:
             self._lost_claims += 1
             return False
         claim, deleted = held
-        log.info("%s: claimed, attempt %d", request.label, claim.attempt)
+        asked = request.requester or (request.manifest and request.manifest.requested_by) or "unknown"
+        log.info("%s: claimed, attempt %d, asked by %s", request.label, claim.attempt, asked)
         # The published refusal does not show the value: lists hold the names of other requesters.
         if isinstance(decision, Refusal) and decision.key is not None:
             log.info("%s: by %s", request.nonce, self._config.policy.setting(decision.key))

@@ -19,7 +19,13 @@ SPEED_CLAIMS = ("speedup", "no-slowdown", "identity")
 
 @click.group("eval", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Measure the engine; each command writes one evidence report and ends with one JSON line."""
+    """Measure the engine; each command writes one evidence report and ends with one JSON line.
+
+    \b
+    Examples:
+      kakeya_engine eval throughput --report throughput.json
+      kakeya_engine eval recall --kv sink-window:4,64 --context 480
+    """  # noqa: D301 - click wants the character itself
 
 
 @command.command("throughput")

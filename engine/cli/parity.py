@@ -71,7 +71,12 @@ def command(as_json: bool, report_path: Path | None, **values: Any) -> None:
 
 @click.group("kv")
 def kv() -> None:
-    """Check the codes that keys and values are kept in."""
+    """Check the codes that keys and values are kept in.
+
+    \b
+    Examples:
+      kakeya_engine kv codec --golden tests/data/lattice/seed_1.npz
+    """  # noqa: D301 - click wants the character itself
 
 
 @kv.command("codec")

@@ -15,11 +15,16 @@ def is_ci() -> bool:
 
 
 def is_interactive(stream: Any) -> bool:
-    return bool(stream.isatty()) and not is_ci()
+    return bool(stream.isatty()) and not _is_plain()
+
+
+def _is_plain() -> bool:
+    """Whether escape codes are unwanted; with ``NO_COLOR`` those of bold text and of cursors, too."""
+    return is_ci() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A console of rich that writes no escape codes in CI."""
+    """A console of rich that writes no escape codes in CI and with ``NO_COLOR``."""
     from rich.console import Console
 
-    return Console(stderr=stderr, force_terminal=False if is_ci() else None)
+    return Console(stderr=stderr, force_terminal=False if _is_plain() else None)

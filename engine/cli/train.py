@@ -12,7 +12,12 @@ from engine.errors import ConfigurationError
 
 @click.group("train")
 def command() -> None:
-    """Train what belongs to a target; each command writes a model folder and ends with one JSON line."""
+    """Train what belongs to a target; each command writes a model folder and ends with one JSON line.
+
+    \b
+    Examples:
+      kakeya_engine train projector --out ~/models/demo-projector
+    """  # noqa: D301 - click wants the character itself
 
 
 @command.command("projector")

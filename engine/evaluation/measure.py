@@ -89,7 +89,7 @@ def measure(
             rows = [Sample.model_validate(row, strict=False) for row in entry.rows]
             forwards = entry.drafter_forwards
         else:
-            progress(len(measured.order), total, run.phase, ids[0])
+            progress(len(measured.order), total, run.phase, f"{ids[0]}{rate_text(run.samples)}")
             outcomes = run.run(run.encoded[part])
             rows = [run.row(*each) for each in zip(prompts, run.encoded[part], outcomes, strict=True)]
             forwards = sum(outcome.drafter_forwards for outcome in outcomes)
@@ -117,6 +117,12 @@ def measure(
             run.samples.clear()
             run.drafter_forwards = 0
         progress(0, total, "measuring again", f"({reason})")
+
+
+def rate_text(rows: Sequence[Sample]) -> str:
+    """What rows decoded per second so far, as the client of a runner reads it off the progress line."""
+    seconds = sum(row.decode_s or 0.0 for row in rows)
+    return f" {sum(row.decoded for row in rows) / seconds:.1f} tok/s" if seconds else ""
 
 
 def _turns(runs: Sequence[ArmRun], batch: int) -> Iterator[list[tuple[ArmRun, slice]]]:

@@ -272,20 +272,20 @@ def installed_runner(repo: RepoFixture, python: Path) -> Iterator[None]:
 
 
 def test_two_finished_requests_are_compared(serving: RepoFixture) -> None:
-    """They must be of one preset, machine and set of weights; what differs is the block."""
-    asked = [("throughput", "block=8"), ("throughput", "block=4"), ("throughput-bounded", "block=4")]
+    """They must be of one preset, machine and set of weights; here the block differs."""
+    asked = [("throughput", "block=8"), ("throughput", "block=4"), ("probe", "")]
     handles = []
     for preset, block in asked:
-        words = ("--preset", preset, "-p", block, "-p", "limit=2", "-p", "max_tokens=24", "--wait", "280")
-        done = serving.kakeya("run", *words, "--json")
+        words = ("-p", block, "-p", "limit=2", "-p", "max_tokens=24") if block else ()
+        done = serving.kakeya("run", "--preset", preset, *words, "--wait", "280", "--json")
         assert done.code == 0, done.err
-        handles.append(done.json["nonce"])
+        handles.append(done.json["handle"])
     compared = serving.kakeya("compare", handles[0], handles[1], "--json")
     assert (compared.code, compared.json["verdict"], compared.json["prompts"]) == (0, "inconclusive", 2)
     assert compared.json["ratio"] > 0
     refused = serving.kakeya("compare", handles[0], handles[2])
     assert refused.code == 2
-    assert "differ in the preset: throughput and throughput-bounded" in refused.err
+    assert "differ in the preset: throughput and probe" in refused.err
 
 
 @pytest.mark.sampled(0, 3)

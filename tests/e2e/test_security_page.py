@@ -56,7 +56,7 @@ def test_the_five_commands_make_a_signed_request_that_is_believed(repo: RepoFixt
         refused = repo.program(
             "kakeya_mac", "run", "--preset", "probe", "--signing-key", "none", "--wait", "--json"
         )
-    assert refused.code == 2
+    assert refused.code == 8
     assert refused.json["signed"] is False
     assert "this one is unsigned" in json.dumps(refused.json), refused.out
     assert "for alice" in repo.runner_log("studio")

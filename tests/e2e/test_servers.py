@@ -58,7 +58,7 @@ def test_a_request_goes_there_and_its_result_comes_back(bus: Bus):
         assert again.json["nonce"] == nonce
     assert (bus.repo.root / "out" / "result.json").exists()
     refused = bus.kakeya("run", "--preset", "tests", "--wait", "60", "--json")
-    assert (refused.code, refused.json["reason"]) == (2, "policy"), refused.err
+    assert (refused.code, refused.json["reason"]) == (8, "policy"), refused.err
     assert "version 2" in (bus.repo.root / "packets.txt").read_text(errors="replace")
     if bus.server is not None and bus.server.scheme == "http":
         assert "version=2" in bus.server.log()

@@ -158,7 +158,7 @@ def test_a_request_put_over_another_does_not_get_its_callers_signature(
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("20200101t000000z000000000000",), 6, "no request on this remote"),
+        (("20200101t000000z000000000000",), 2, "no request on this remote"),
         (("{nonce}", "-p", "limit=many"), 2, "limit"),
         (("{nonce}", "-p", "colour=red"), 2, "colour"),
         (("{nonce}", "--ref", "nowhere"), 2, "nowhere"),

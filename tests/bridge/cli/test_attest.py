@@ -39,7 +39,7 @@ class Attested:
     def attest(self, nonce: str, out: Path, **env: str) -> Done:
         # Elsewhere than on the Mac, whose keys would be used.
         return self.repo.kakeya(
-            "attest", nonce, "-o", str(out), "--json", **{"KAKEYA_STATE": str(out / ".."), **env}
+            "attest", nonce, "-o", str(out), "--json", **{"KAKEYA_STATE": str(out.parent), **env}
         )
 
 

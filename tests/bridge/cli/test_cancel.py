@@ -50,6 +50,8 @@ def end_as(bus: BusFixture, submitted: Submitted, status: Status, reason: Reason
 def document(status: str, submitted: Submitted) -> dict[str, object]:
     """What `cancel --json` prints of an unsigned cancellation."""
     document = {"status": status, "nonce": submitted.nonce, "signed": False, "run": None}
+    is_over = status == "withdrawn"
+    document |= {"handle": submitted.nonce, "terminal": is_over, "cancelling": not is_over}
     return {**document, "warnings": [], "untrusted": [], "exit_code": 0}
 
 
@@ -237,7 +239,7 @@ def test_request_that_is_nowhere_cannot_be_cancelled(here: BusFixture, kakeya, b
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("20200101t000000z000000000000",), 6, "no request on this remote"),
+        (("20200101t000000z000000000000",), 2, "no request on this remote"),
         (("{nonce}", "--reason", "x" * 501), 2, "reason"),
         (("{nonce}", "--remote", "/nowhere/at/all"), 6, "/nowhere/at/all"),
     ],

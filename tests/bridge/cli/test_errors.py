@@ -50,8 +50,8 @@ BAD_INPUT = {
     "missing folder": ((*THROUGHPUT, "--remote", "/no/such/repository.git"), 6, ("/no/such/repository.git",)),
     "closed port": ((*THROUGHPUT, "--remote", "http://127.0.0.1:9/x.git"), 6, ("127.0.0.1",)),
     "unsafe transport": ((*THROUGHPUT, "--remote", "ext::sh -c touch% canary"), 6, ("ext::",)),
-    "unknown handle": (("result", "20260101t000000z0123456789ab"), 6, ("20260101t000000z0123456789ab",)),
-    "malformed handle": (("status", "../../etc"), 6, ("../../etc",)),
+    "unknown handle": (("result", "20260101t000000z0123456789ab"), 2, ("20260101t000000z0123456789ab",)),
+    "malformed handle": (("status", "../../etc"), 2, ("../../etc",)),
 }
 
 
@@ -74,6 +74,12 @@ def test_outside_a_repository_is_told_so(repo: RepoFixture, tmp_path: Path):
     folder = tmp_path / "nowhere"
     folder.mkdir()
     assert_clear(repo.kakeya(*THROUGHPUT, cwd=folder), 6, "repository")
+
+
+def test_a_folder_with_files_is_refused_before_anything_is_asked(repo: RepoFixture):
+    before = state_of(repo)
+    assert_clear(repo.kakeya(*THROUGHPUT, "--wait", "-o", str(repo.clone)), 2, "not empty")
+    assert state_of(repo) == before
 
 
 def test_a_remote_that_rejects_the_push_is_quoted(repo: RepoFixture):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def waiting(bus: BusFixture, count: int) -> list[str]:
     """So many requests, a second between them, the oldest first."""
     now = datetime.now(UTC)
     nonces = [refs.new_nonce(now + timedelta(seconds=number), b"abcdef") for number in range(count)]
-    return [bus.submit(nonce=nonce).nonce for nonce in nonces]
+    return [bus.submit(nonce=nonce, requested_by="ann").nonce for nonce in nonces]
 
 
 def offering_info(bus: BusFixture) -> None:
@@ -44,7 +45,9 @@ def test_each_request_is_told_how_long_it_is_likely_to_wait(here: BusFixture, ka
     assert [(row["nonce"], row["ahead"]) for row in rows] == list(zip(nonces, (0, 1, 2), strict=True))
     assert [row["expected_s"] for row in rows] == [0.0, 300.0, 600.0]
     text = kakeya().out
-    assert "queued, 1 older one waits, about 0:05:00 to wait" in text
+    assert re.search("queued for 0:0[0-9:]+, 1 older one waits, about 0:05:00 to wait", text)
+    assert rows[1]["eta_s"] == 600.0
+    assert rows[1]["requested_by"] == "ann" in text
 
 
 def test_without_a_runner_nothing_is_promised(here: BusFixture, kakeya) -> None:

@@ -190,11 +190,11 @@ def test_an_old_result_copied_onto_a_new_request_is_rejected(
 
 
 @pytest.mark.slow
-def test_a_refused_request_exits_2_with_the_reason_published(tmp_path: Path):
+def test_a_refused_request_exits_8_with_the_reason_published(tmp_path: Path):
     repo = build_repo(tmp_path / "repo", {"tests/test_canary.py": "open('/tmp/canary', 'w')\n"})
     with repo.runner():
         done = repo.kakeya("run", "--preset", "tests", "--wait", "60", "--json")
-    assert done.code == 2, done.err
+    assert done.code == 8, done.err
     assert done.json["status"] == "refused"
     assert done.json["reason"] == "policy"
 

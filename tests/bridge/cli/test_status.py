@@ -8,7 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from bridge.bus.claims import Heartbeat
+from bridge.cli.logs import logs
+from bridge.cli.result import result
 from bridge.cli.status import status
+from bridge.cli.wait import wait
 from bridge.protocol import refs
 from bridge.protocol.result import Phase
 from tests.bridge.cli.calls import call
@@ -39,6 +42,24 @@ def test_runner_without_heartbeat_past_its_lease_is_shown_silent(here: BusFixtur
     nonce = running(here, lease_s=0.01)
     assert re.search(r"running on testmac \(12 s\), no sign for [0-9:]+\n", said(nonce).out)
     assert 0 <= said(nonce, "--json").json["beat_age_s"] < 60
+
+
+def test_outside_any_clone_the_remote_is_enough(here: BusFixture, capsys, monkeypatch, tmp_path):
+    running_one, answered = running(here, lease_s=600.0), here.submit()
+    here.answer(answered)
+    folder = tmp_path / "no clone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for command, nonce, code in (
+        (status, running_one, 0),
+        (wait, answered.nonce, 3),
+        (result, answered.nonce, 3),
+        (logs, answered.nonce, 0),
+    ):
+        assert call(command, capsys, nonce, "--remote", here.remote).code == code
+    assert not list(folder.iterdir())
+    unknown = call(status, capsys, "20200101t000000z000000000000", "--remote", here.remote)
+    assert (unknown.code, "no request on this remote" in unknown.err) == (2, True)
 
 
 def test_a_runner_within_its_lease_is_not_silent(here: BusFixture, said):

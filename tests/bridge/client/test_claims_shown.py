@@ -52,7 +52,7 @@ def test_claim_signer_is_named_where_keys_are_trusted(bus: BusFixture, who: str)
     assert row_json(row, 0.0)["claim"] == {"standing": level.value, "signer": seen.claim.signer}
     out = console()
     with out.capture() as captured:
-        out.print(request_table([row], 0.0))
+        out.print(*request_table([row], 0.0))
     assert words.split()[0] in captured.get()
 
 

@@ -15,9 +15,9 @@ from bridge.client.remotes import Remote
 from bridge.client.runners import (
     Availability,
     check_availability,
-    expected_wait_s,
     read_runners,
     require_signatures,
+    typical_duration_s,
 )
 from bridge.errors import KeyListError, RemoteUnreachable
 from bridge.protocol import refs
@@ -136,7 +136,7 @@ def test_expected_wait_is_median_duration_times_older_requests(config: settings.
     assert ask(config, *runners, ahead=0).expected_s == 0.0
     assert ask(config, *runners, ahead=None).expected_s is None
     assert ask(config, seen(), ahead=3).expected_s is None
-    assert expected_wait_s(runners, "other", 3) is None
+    assert typical_duration_s(runners, "other") is None
 
 
 def test_a_live_runner_that_obeys_only_signatures_is_named():

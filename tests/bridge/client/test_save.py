@@ -10,7 +10,7 @@ import pytest
 from bridge.bus.requests import resolve_handle
 from bridge.bus.results import Believed, FetchedResult, believe, fetch
 from bridge.client.save import save
-from bridge.errors import MachineError
+from bridge.errors import FolderNotEmpty, MachineError
 from tests.fixtures.bus import FILES, BusFixture
 
 
@@ -43,7 +43,7 @@ def test_nothing_is_written_over(home: tuple[Believed, FetchedResult], tmp_path:
         folder.mkdir()
         (folder / "mine").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(MachineError, match="is not empty; nothing was written"):
+    with pytest.raises(FolderNotEmpty, match="is not empty; nothing was written"):
         save(*home, folder)
     assert sorted(tmp_path.rglob("*")) == before
 

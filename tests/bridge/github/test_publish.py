@@ -344,7 +344,7 @@ def test_unreadable_request_is_refused_and_answered(jobs: WorkflowJobs) -> None:
     asked = jobs.ref(manifest)
     folder, done = jobs.sealed(asked)
     assert done.verdict.reason is Reason.BAD_COMMIT
-    assert jobs.publish(asked, folder, done.digest).exit_code == 2
+    assert jobs.publish(asked, folder, done.digest).exit_code == 8
     assert f"{manifest.nonce}/result.json" in repo.git(
         "ls-tree", "-r", "--name-only", manifest.result_ref, cwd=repo.remote
     )
