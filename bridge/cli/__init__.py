@@ -43,6 +43,8 @@ COMMANDS = {
     "prune": "Archive old results, then delete their branches.",
     "key": "Which key signs your requests, and what to give to a Mac's owner.",
     "gate": "Judge evidence files.",
+    "mcp": "Serve an agent's tools over the Model Context Protocol.",
+    "skill": "Install the skill that tells an agent how to use this program.",
     "runners": "Which runners are there, what they offer, whose keys are trusted.",
     "runner": "On the Mac: serve requests.",
 }
