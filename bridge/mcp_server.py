@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import re
 import sys
@@ -52,6 +53,7 @@ from bridge.protocol.refs import nonce_moment
 from bridge.protocol.sanitize import clean_line
 from bridge.render.terminal import NOTICE, fenced
 
+_LOG = logging.getLogger(__name__)
 # Seconds: what an agent allows a call, when a call ends its command, and how long that may then take to end
 # git. What is left pays for the answer's way.
 CALL_LIMIT_S = 45
@@ -75,7 +77,7 @@ again and again until "terminal" is true: the job takes minutes, each call retur
 fails, mac_doctor says what is missing. {NOTICE[0].upper()}{NOTICE[1:]}."""
 
 
-class Answer(BaseModel):
+class CommandAnswer(BaseModel):
     """The document of a command; keys that a version adds stay in it."""
 
     model_config = ConfigDict(extra="allow")
@@ -84,7 +86,7 @@ class Answer(BaseModel):
     untrusted: list[str] = Field([], description=f"Keys whose values others wrote: {NOTICE}.")
 
 
-class Request(Answer):
+class RequestAnswer(CommandAnswer):
     """One request: how it was submitted, where it is, or how it ended."""
 
     handle: str | None = Field(None, description="Names the request in every later call and session.")
@@ -103,7 +105,7 @@ class Request(Answer):
     notice: str | None = Field(None, description="Why the last look failed; the document is an older one.")
 
 
-class Presets(Answer):
+class PresetsAnswer(CommandAnswer):
     """The list of presets, or one of them with its parameters."""
 
     presets: list[dict[str, Any]] | None = Field(None, description="The list, without details.")
@@ -111,7 +113,7 @@ class Presets(Answer):
     params: dict[str, Any] | None = Field(None, description="JSON Schema of the parameters of one preset.")
 
 
-class Logs(Answer):
+class LogsAnswer(CommandAnswer):
     """The end of what a job printed."""
 
     handle: str | None = None
@@ -120,7 +122,7 @@ class Logs(Answer):
     truncated: bool = Field(description="Whether more was printed; `kakeya_mac fetch` saves everything.")
 
 
-class Checks(Answer):
+class DoctorAnswer(CommandAnswer):
     """What this machine needs, and whether that is there."""
 
     role: str
@@ -178,13 +180,13 @@ async def run_command(*words: str, limit_s: float = _COMMAND_S) -> dict[str, Any
     lines = ended.stdout.decode("utf-8", "replace").splitlines()
     document: dict[str, Any] = json.loads(lines[-1]) if lines and not ended.timed_out else {}
     if not document:
-        message, remedy = said[-2000:] or "it printed nothing", None
+        document = {"status": "error", "error": "InternalError", "exit_code": 70, "untrusted": ["message"]}
+        document |= {"message": said[-2000:] or f"kakeya_mac {words[0]} printed nothing", "remedy": None}
         if ended.timed_out:
             message = f"kakeya_mac {words[0]} did not end within {limit_s:.0f} s and was stopped"
-            remedy = "the remote does not answer, or asks for a password"
-        document = {"status": "error", "error": "Timeout" if ended.timed_out else "InternalError"}
-        document |= {"message": message, "remedy": remedy, "exit_code": 6 if ended.timed_out else 70}
-        document |= {"untrusted": ["message"]}
+            remedy = "see whether the remote answers, and asks for no password"
+            document |= {"error": "Timeout", "message": message, "remedy": remedy, "exit_code": 6}
+            document |= {"untrusted": []}
     if "nonce" in document:
         document.setdefault("handle", document["nonce"])
         document.setdefault("terminal", "runner_status" in document)
@@ -200,7 +202,7 @@ async def _withdraw(handle: str) -> None:
         await run_command("cancel", "--reason=the call of mac_submit was cancelled", "--", handle)
     except CommandFailed as failed:
         if failed.document["error"] != "UnknownHandle":  # else it never arrived
-            print(f"cannot withdraw {handle}: {failed}", file=sys.stderr)  # noqa: T201 - the server's log
+            _LOG.warning("cannot withdraw %s: %s", handle, failed)
 
 
 def option(name: str, value: object) -> list[str]:
@@ -345,7 +347,7 @@ async def mac_presets(
         bool, Field(description="What live runners offer, in place of what is known here.")
     ] = False,
     remote: Remote = None,
-) -> Annotated[CallToolResult, Presets]:
+) -> Annotated[CallToolResult, PresetsAnswer]:
     """List what can be asked for, or show one preset with its parameters: types, bounds, defaults."""
     asked_live = option("remote", remote or "") if live or remote else []
     document = await run_command("presets", *asked_live, *(["--", name] if name else []))
@@ -378,7 +380,7 @@ async def mac_submit(  # noqa: PLR0917 - the client names its arguments
     expires_s: Annotated[int | None, Field(description="Refused when no Mac took it for so long.")] = None,
     transport: Annotated[str | None, Field(description="auto, embedded or actions.")] = None,
     remote: Remote = None,
-) -> Annotated[CallToolResult, Request]:
+) -> Annotated[CallToolResult, RequestAnswer]:
     """Push a request for a Mac to run one preset for one commit, and return its handle without waiting.
 
     The commit is what is measured; uncommitted changes stay behind. Needs a git checkout. When this call is
@@ -402,7 +404,7 @@ async def mac_status(
     context: Context[Any, Any],
     wait_s: Annotated[float, Field(ge=0, le=CALL_LIMIT_S, description="Wait so long for its end.")] = 0,
     remote: Remote = None,
-) -> Annotated[CallToolResult, Request]:
+) -> Annotated[CallToolResult, RequestAnswer]:
     """Where a request is, or how it ended; with wait_s this returns as soon as it has ended.
 
     Returns within 45 seconds whatever happens. Call it again until `terminal` is true.
@@ -438,7 +440,7 @@ def _progress_text(document: Mapping[str, Any]) -> str:
 
 
 @tool("The result of a request", reads=True)
-async def mac_result(handle: Handle, remote: Remote = None) -> Annotated[CallToolResult, Request]:
+async def mac_result(handle: Handle, remote: Remote = None) -> Annotated[CallToolResult, RequestAnswer]:
     """Fetch a finished request's result, check digests and signature, and judge its evidence."""
     document = await run_command("result", *option("remote", remote), "--", handle)
     return answer(document, _REQUEST, _after(document, remote), *_report_link(document, remote))
@@ -465,7 +467,7 @@ async def mac_logs(
     handle: Handle,
     lines: Annotated[int, Field(ge=1, le=2000, description="How many of the last lines.")] = 100,
     remote: Remote = None,
-) -> Annotated[CallToolResult, Logs]:
+) -> Annotated[CallToolResult, LogsAnswer]:
     """The last lines that a job printed: of its heartbeat while it runs, of its log afterwards."""
     document = await run_command("logs", *option("remote", remote), "--", handle)
     logs: dict[str, str] = document["logs"]
@@ -484,7 +486,7 @@ async def mac_cancel(
     handle: Handle,
     reason: Annotated[str | None, Field(max_length=500, description="Why, for the result.")] = None,
     remote: Remote = None,
-) -> Annotated[CallToolResult, Request]:
+) -> Annotated[CallToolResult, RequestAnswer]:
     """Withdraw a request that waits, or have its Mac stop the job."""
     document = await run_command("cancel", *option("reason", reason), *option("remote", remote), "--", handle)
     document["terminal"] = document["status"] in {"withdrawn", "already-finished"}
@@ -492,7 +494,7 @@ async def mac_cancel(
 
 
 @tool("What is missing here", reads=True)
-async def mac_doctor(remote: Remote = None) -> Annotated[CallToolResult, Checks]:
+async def mac_doctor(remote: Remote = None) -> Annotated[CallToolResult, DoctorAnswer]:
     """Check what a client needs: git, the remote, push rights, keys, live runners; with a fix for each."""
     document = await run_command("doctor", "--role=client", *option("remote", remote))
     following = "follow the fixes, then mac_doctor()" if document["exit_code"] else next_call("mac_presets")
@@ -610,7 +612,7 @@ def _task(task_id: str, status: str, message: str) -> dict[str, Any]:
     }
 
 
-class Server(MCPServer):
+class ToolServer(MCPServer):
     """The SDK's server, whose resources are the presets of now, with their sizes."""
 
     async def list_resources(self) -> list[Resource]:
@@ -641,9 +643,9 @@ async def read_preset(name: str) -> str:
         raise ResourceNotFoundError(f"{failed}; next: {next_call('mac_presets')}") from None
 
 
-def make_server() -> Server:
+def make_server() -> ToolServer:
     """The server with all tools and resources."""
-    server = Server(
+    server = ToolServer(
         "kakeya-mac",
         title="kakeya-mac",
         version=__version__,
