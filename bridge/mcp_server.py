@@ -48,6 +48,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field
 
 from bridge import __version__
+from bridge.cli import COMMANDS
 from bridge.proc import run_program
 from bridge.protocol.refs import nonce_moment
 from bridge.protocol.sanitize import clean_line
@@ -92,12 +93,13 @@ class RequestAnswer(CommandAnswer):
     handle: str | None = Field(None, description="Names the request in every later call and session.")
     terminal: bool | None = Field(None, description="Whether it has ended; else call mac_status again.")
     preset: str | None = None
-    runner: Any = Field(None, description="Who has it, or ran it.")
+    runner: str | None = Field(None, description="Who has it, or ran it.")
     reason: str | None = Field(None, description="Why it ended so; ok when it passed.")
     message: str | None = None
     violations: list[dict[str, Any]] = Field([], description="Broken rules of the gate: code, message, file.")
-    figures: Any = Field(None, description="The figures of its evidence.")
-    claims: Any = Field(None, description="What the evidence claims, and whether that holds.")
+    evidence: list[dict[str, Any]] | None = Field(
+        None, description="Of each report: verdict, claims, broken rules and figures."
+    )
     verified: bool | None = Field(None, description="Whether a trusted runner signed the result.")
     ahead: int | None = Field(None, description="Older requests that wait, too.")
     expected_s: float | None = Field(None, description="Seconds it is likely to wait; null: not known.")
@@ -120,6 +122,12 @@ class LogsAnswer(CommandAnswer):
     complete: bool = Field(description="Whether the job has ended.")
     logs: dict[str, str] = Field(description="Texts by file name.")
     truncated: bool = Field(description="Whether more was printed; `kakeya_mac fetch` saves everything.")
+
+
+class ComparisonAnswer(CommandAnswer):
+    """Whether one of two requests is faster, and how sure that is."""
+
+    verdict: str | None = Field(None, description="faster, slower, no_difference or inconclusive.")
 
 
 class DoctorAnswer(CommandAnswer):
@@ -175,7 +183,7 @@ async def run_command(*words: str, limit_s: float = _COMMAND_S) -> dict[str, Any
     if ended.stopped is not None:
         if pushed is not None:
             with anyio.CancelScope(shield=True):
-                await _withdraw(pushed[1])
+                await _withdraw(pushed[1], [word for word in words if word.startswith("--remote=")])
         await anyio.lowlevel.checkpoint()
     lines = ended.stdout.decode("utf-8", "replace").splitlines()
     document: dict[str, Any] = json.loads(lines[-1]) if lines and not ended.timed_out else {}
@@ -197,9 +205,9 @@ async def run_command(*words: str, limit_s: float = _COMMAND_S) -> dict[str, Any
     return document
 
 
-async def _withdraw(handle: str) -> None:
+async def _withdraw(handle: str, remote: list[str]) -> None:
     try:
-        await run_command("cancel", "--reason=the call of mac_submit was cancelled", "--", handle)
+        await run_command("cancel", "--reason=the call of mac_submit was cancelled", *remote, "--", handle)
     except CommandFailed as failed:
         if failed.document["error"] != "UnknownHandle":  # else it never arrived
             _LOG.warning("cannot withdraw %s: %s", handle, failed)
@@ -238,6 +246,8 @@ def _lines(document: Mapping[str, Any], shown: Sequence[str]) -> Iterator[str]:
 
 
 def _text(key: str, value: Any) -> str:
+    if key == "evidence":
+        value = "".join(f"\n- {json.dumps(each, ensure_ascii=False)}" for each in value)
     if key == "violations":
         return "".join(f"\n- {each.get('code')}: {each.get('message')}" for each in value)[:_MAX_TEXT]
     if key in {"presets", "checks", "logs"}:
@@ -259,6 +269,16 @@ def _rows(key: str, value: Any) -> str:
     return "\n".join(["", *rows])
 
 
+_COMPARISON = (
+    "status",
+    "exit_code",
+    "verdict",
+    "ratio",
+    "interval",
+    "smallest_effect",
+    "message",
+    "violations",
+)
 # What an answer's text says of a request, in this order.
 _REQUEST = (
     *(
@@ -274,7 +294,16 @@ _REQUEST = (
     ),
     *("ahead", "expected_s", "eta_s", "beat_age_s", "cancelling", "expired", "run_problem", "warnings"),
     *("preset", "params", "workload_sha", "runner", "on", "started_at", "message", "remedy", "violations"),
-    *("figures", "claims", "heartbeat", "phase_seconds", "runners", "signed", "transport", "result_status"),
+    *(
+        "evidence",
+        "tokens_per_s",
+        "heartbeat",
+        "phase_seconds",
+        "runners",
+        "signed",
+        "transport",
+        "result_status",
+    ),
 )
 _ERROR = ("error", "exit_code", "handle", "message", "remedy")
 
@@ -491,6 +520,17 @@ async def mac_cancel(
     document = await run_command("cancel", *option("reason", reason), *option("remote", remote), "--", handle)
     document["terminal"] = document["status"] in {"withdrawn", "already-finished"}
     return answer(document, _REQUEST, next_call("mac_status", handle=document["handle"], remote=remote))
+
+
+if "compare" in COMMANDS:
+
+    @tool("Compare two requests", reads=True)
+    async def mac_compare(
+        handle: Handle, against: Handle, remote: Remote = None
+    ) -> Annotated[CallToolResult, ComparisonAnswer]:
+        """Compare the speed of two finished requests that agree in machine, model and preset."""
+        document = await run_command("compare", *option("remote", remote), "--", handle, against)
+        return answer(document, _COMPARISON, next_call("mac_result", handle=handle, remote=remote))
 
 
 @tool("What is missing here", reads=True)

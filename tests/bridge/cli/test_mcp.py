@@ -85,6 +85,9 @@ def outside_fences(text: str) -> Iterator[str]:
 def test_tools_are_declared_with_schemas_and_annotations():
     async def list_tools() -> list[Any]:
         async with Client(make_server()) as client:
+            wrong = await client.call_tool("mac_submit", {})
+            assert wrong.is_error
+            assert "next: the call again" in said(wrong)
             return (await client.list_tools()).tools
 
     tools = {tool.name: tool for tool in asyncio.run(list_tools())}
@@ -218,7 +221,8 @@ def test_a_cancelled_call_leaves_nothing_behind(repo: RepoFixture):
             await cancel(client, "mac_submit", {"preset": "probe"}, repo.root / "first")
             assert repo.remote_refs() == before
         async with connect(repo, "legacy", env) as client:
-            await cancel(client, "mac_submit", {"preset": "probe"}, repo.root / "pushed")
+            arguments = {"preset": "probe", "remote": str(repo.remote)}
+            await cancel(client, "mac_submit", arguments, repo.root / "pushed")
 
     asyncio.run(call())
     [branch] = [name for name in repo.remote_refs() - before if name.startswith("refs/heads/mac-bridge/")]
