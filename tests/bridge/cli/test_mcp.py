@@ -198,11 +198,11 @@ def test_a_cancelled_call_leaves_nothing_behind(repo: RepoFixture):
     )
     env = wrap_git(repo, script)
     before = repo.remote_refs()
+    servers: set[psutil.Process] = set()
 
     def processes() -> list[psutil.Process]:
         """What the server started."""
-        [server] = [each for each in psutil.Process().children() if "mcp" in each.cmdline()]
-        return server.children(recursive=True)
+        return [each for each in psutil.Process().children(recursive=True) if each not in servers]
 
     async def cancel(client: Client, name: str, arguments: dict[str, Any], ready: Path | None) -> None:
         async with anyio.create_task_group() as group:
@@ -217,10 +217,12 @@ def test_a_cancelled_call_leaves_nothing_behind(repo: RepoFixture):
 
     async def call() -> None:
         async with connect(repo, "auto", env) as client:
+            servers.update(psutil.Process().children())
             await cancel(client, "mac_status", {"handle": "20260301", "wait_s": 45}, None)
             await cancel(client, "mac_submit", {"preset": "probe"}, repo.root / "first")
             assert repo.remote_refs() == before
         async with connect(repo, "legacy", env) as client:
+            servers.update(psutil.Process().children())
             arguments = {"preset": "probe", "remote": str(repo.remote)}
             await cancel(client, "mac_submit", arguments, repo.root / "pushed")
 
@@ -332,7 +334,10 @@ def test_a_client_that_declares_tasks_gets_one(here: BusFixture):
 @pytest.mark.skipif(shutil.which("npx") is None, reason="needs Node.js")
 def test_the_inspector_drives_a_request_to_its_verdict(repo: RepoFixture):
     write_presets(repo)
-    npx = ["npx", "--yes", "@modelcontextprotocol/inspector@2.12.0", "--cli", str(BIN / "kakeya_mac"), "mcp"]
+    npx = ["npx", "--yes", "@modelcontextprotocol/inspector@2.12.0", "--cli"]
+    for name in ("KAKEYA_CONFIG", "KAKEYA_STATE"):  # it gives a server few variables
+        npx += ["-e", f"{name}={repo.env[name]}"]
+    npx += [str(BIN / "kakeya_mac"), "mcp"]
 
     def inspect(*words: str) -> dict[str, Any]:
         command = [*npx, *words, "--format", "json"]
