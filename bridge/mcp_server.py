@@ -8,6 +8,7 @@ between the lines of `terminal.fenced` in texts, and below the keys listed as ``
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import os
@@ -51,7 +52,7 @@ from bridge import __version__
 from bridge.cli import COMMANDS
 from bridge.proc import run_program
 from bridge.protocol.refs import nonce_moment
-from bridge.protocol.sanitize import clean_line
+from bridge.protocol.sanitize import clean
 from bridge.render.terminal import NOTICE, fenced
 
 _LOG = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class CommandFailed(Exception):
     """A command ended with an error document."""
 
     def __init__(self, document: dict[str, Any]) -> None:
-        super().__init__(document["message"])
+        super().__init__("\n".join(fenced("error", document["message"])))
         self.document = document
 
 
@@ -246,65 +247,33 @@ def _lines(document: Mapping[str, Any], shown: Sequence[str]) -> Iterator[str]:
 
 
 def _text(key: str, value: Any) -> str:
-    if key == "evidence":
-        value = "".join(f"\n- {json.dumps(each, ensure_ascii=False)}" for each in value)
-    if key == "violations":
-        return "".join(f"\n- {each.get('code')}: {each.get('message')}" for each in value)[:_MAX_TEXT]
-    if key in {"presets", "checks", "logs"}:
-        return _rows(key, value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    match key, value:
+        case "logs", dict():  # bounded already
+            return "".join(f"\n[{name}]\n{text}" for name, text in value.items())
+        case "presets", list():
+            text = "".join(f"\n- {each['name']}: {each['summary']}" for each in value)
+        case "checks", list():
+            rows = (f"\n- {each['level']} {each['name']}: {each['finding']}" for each in value)
+            fixes = (f"\n  fix: {each['fix']}" if each["fix"] else "" for each in value)
+            text = "".join(row + fix for row, fix in zip(rows, fixes, strict=True))
+        case "violations", list():
+            text = "".join(f"\n- {each['code']}: {each['message']}" for each in value)
+        case "evidence", list():
+            text = "".join(f"\n- {json.dumps(each, ensure_ascii=False)}" for each in value)
+        case _:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} … ({len(text)} characters)"
 
 
-def _rows(key: str, value: Any) -> str:
-    match key:
-        case "presets":
-            rows = [f"- {each['name']}: {clean_line(each['summary'])}" for each in value]
-        case "checks":
-            fix = {each["name"]: f"\n  fix: {each['fix']}" for each in value if each["fix"]}
-            rows = [f"- {each['level']} {each['name']}: {each['finding']}" for each in value]
-            rows = [row + fix.get(each["name"], "") for row, each in zip(rows, value, strict=True)]
-        case _:
-            rows = [f"[{name}]\n{text}" for name, text in value.items()]
-    return "\n".join(["", *rows])
-
-
-_COMPARISON = (
-    "status",
-    "exit_code",
-    "verdict",
-    "ratio",
-    "interval",
-    "smallest_effect",
-    "message",
-    "violations",
-)
+_COMPARISON = ("status", "exit_code", "verdict", "ratio", "interval", "smallest_effect", "violations")
 # What an answer's text says of a request, in this order.
 _REQUEST = (
-    *(
-        "status",
-        "exit_code",
-        "terminal",
-        "handle",
-        "notice",
-        "reason",
-        "verified",
-        "authenticity",
-        "signature",
-    ),
+    *("status", "exit_code", "terminal", "handle", "notice", "reason", "verified", "authenticity"),
     *("ahead", "expected_s", "eta_s", "beat_age_s", "cancelling", "expired", "run_problem", "warnings"),
-    *("preset", "params", "workload_sha", "runner", "on", "started_at", "message", "remedy", "violations"),
-    *(
-        "evidence",
-        "tokens_per_s",
-        "heartbeat",
-        "phase_seconds",
-        "runners",
-        "signed",
-        "transport",
-        "result_status",
-    ),
+    *("preset", "params", "workload_sha", "runner", "on", "started_at", "message", "violations"),
+    *("evidence", "tokens_per_s", "heartbeat", "phase_seconds", "runners", "signed", "result_status"),
 )
+_PRESET = ("name", "summary", "description", "evidence", "runs_repo_code", "timeout_s", "params", "models")
 _ERROR = ("error", "exit_code", "handle", "message", "remedy")
 
 
@@ -381,17 +350,7 @@ async def mac_presets(
     asked_live = option("remote", remote or "") if live or remote else []
     document = await run_command("presets", *asked_live, *(["--", name] if name else []))
     if name is not None:
-        shown = (
-            "name",
-            "summary",
-            "description",
-            "evidence",
-            "runs_repo_code",
-            "timeout_s",
-            "params",
-            "models",
-        )
-        return answer(document, (*shown, "presets"), next_call("mac_submit", preset=name))
+        return answer(document, (*_PRESET, "presets"), next_call("mac_submit", preset=name))
     details = {"description", "argv", "digest", "models", "params", "renamed"}
     document["presets"] = [
         {key: value for key, value in each.items() if key not in details} for each in document["presets"]
@@ -441,7 +400,7 @@ async def mac_status(
     began = time.monotonic()
     until = began + min(wait_s, _COMMAND_S - _LAST_LOOK_S)
     document: dict[str, Any] = {}
-    for look in range(1000):
+    for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
         left_s = began + _COMMAND_S - time.monotonic()
         try:
             document = await run_command("status", *option("remote", remote), "--", handle, limit_s=left_s)
@@ -452,7 +411,6 @@ async def mac_status(
             break
         elapsed_s = time.monotonic() - began
         await context.report_progress(elapsed_s, max(wait_s, elapsed_s), _progress_text(document))
-        pause_s = _PAUSES_S[min(look, len(_PAUSES_S) - 1)]
         if document["terminal"] or time.monotonic() >= until:
             break
         await anyio.sleep(min(pause_s, max(0.0, until - time.monotonic())))
@@ -548,10 +506,10 @@ async def read_report(handle: str, remote: str = "") -> str:
         try:
             document = await run_command("result", *words, "--", handle)
         except CommandFailed as failed:
-            raise ResourceError(f"{failed}; next: {next_call('mac_status', handle=handle)}") from None
+            raise ResourceError(f"{failed}\nnext: {next_call('mac_status', handle=handle)}") from None
         for file in document.get("files") or []:
             if file["role"] == "evidence" and file["bytes"] <= _MAX_REPORT:
-                return Path(folder, "result", file["path"]).read_text(encoding="utf-8")
+                return clean(Path(folder, "result", file["path"]).read_text(encoding="utf-8"))
     raise ResourceError(
         f"{handle} has no report of at most {_MAX_REPORT} bytes; in a shell: kakeya_mac fetch {handle} -o DIR"
     )
@@ -680,7 +638,7 @@ async def read_preset(name: str) -> str:
     try:
         return json.dumps(await run_command("presets", "--", name))
     except CommandFailed as failed:
-        raise ResourceNotFoundError(f"{failed}; next: {next_call('mac_presets')}") from None
+        raise ResourceNotFoundError(f"{failed}\nnext: {next_call('mac_presets')}") from None
 
 
 def make_server() -> ToolServer:
