@@ -1,7 +1,7 @@
 """The MCP server of ``kakeya_mac mcp``: each tool runs one command with ``--json`` and returns its document.
 
 No call takes 45 seconds, the limit of many agents: a job is submitted by one call and looked at by others,
-under a handle that outlives this server. A cancelled call ends its processes. Text from the bus stands
+under a handle that outlives this server. A cancelled call ends its processes. Text from the bus is
 between the lines of `terminal.fenced` in texts, and below the keys listed as ``untrusted`` in documents.
 """
 
