@@ -53,13 +53,14 @@ def run_program(
     cwd: Path | None = None,
     limit_bytes: int = 1 << 20,
     guard: Callable[[], str | None] | None = None,
+    grace_s: float = _GRACE_S,
 ) -> ProgramResult:
     """Run a helper program to its end and return what it said; a `MachineError`: it cannot be started.
 
     Of several parts of `input` each is written when the program has answered. After `timeout_s` the whole
-    process group is ended. The environment `env` is complete (None: `helper_environment`). Of each output
-    stream more than `limit_bytes` is read and dropped. `guard` is called a few times a second and once at the
-    end; a text it returns ends the program.
+    process group is ended: asked to, and killed `grace_s` later. The environment `env` is complete (None:
+    `helper_environment`). Of each output stream more than `limit_bytes` is read and dropped. `guard` is
+    called a few times a second and once at the end; a text it returns ends the program.
     """
     deadline = time.monotonic() + timeout_s
     pipe = subprocess.PIPE
@@ -89,7 +90,7 @@ def run_program(
         if process.returncode is None:  # git, asked to end, removes its lock files
             kill_group(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)
+                process.wait(grace_s)
     finally:
         # The group is ours (new session), so helpers that the program left behind end with it.
         kill_group(process.pid)

@@ -188,6 +188,7 @@ def evidence_schema() -> dict[str, Any]:
 
 def pages() -> dict[str, str]:
     from bridge.cli import cli as bridge_cli
+    from bridge.cli import skill
     from bridge.presets import Preset
     from bridge.protocol.manifest import Manifest
     from bridge.protocol.result import Result, RunStatus
@@ -216,6 +217,7 @@ def pages() -> dict[str, str]:
         "docs/schema/verification.json": schema_text(verification.Verification.model_json_schema()),
         "docs/schema/server-openapi.json": schema_text(openapi_document()),
         "scripts/requirements-build.txt": build_requirements(),
+        ".agents/skills/kakeya-mac/SKILL.md": skill.text(),
         "docs/schema/preset.json": schema_text(Preset.model_json_schema()),
     }
 

@@ -92,7 +92,7 @@ def documented() -> list[dict[str, str]]:
 
 def test_the_page_of_dependencies_names_each_and_no_other():
     named = [set(table) for table in documented()]
-    assert named == [required(extra) for extra in (None, "engine", "attest", "build", "dev")]
+    assert named == [required(extra) for extra in (None, "engine", "attest", "mcp", "build", "dev")]
 
 
 def test_licences_are_those_of_the_installed_packages():

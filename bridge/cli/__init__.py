@@ -46,6 +46,8 @@ COMMANDS = {
     "key": "Which key signs your requests, and what to give to a Mac's owner.",
     "compare": "Which of two finished requests was faster.",
     "gate": "Judge evidence files.",
+    "mcp": "Serve an agent's tools over the Model Context Protocol.",
+    "skill": "Install the skill that tells an agent how to use this program.",
     "runners": "Which runners are there, what they offer, whose keys are trusted.",
     "runner": "On the Mac: serve requests.",
     "completion": "Complete commands, presets, parameters and handles in a shell.",

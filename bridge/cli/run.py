@@ -23,7 +23,6 @@ from bridge.client.watch import Update
 from bridge.errors import BridgeError
 from bridge.git.repo import GitRepo
 from bridge.github.dispatch import RequestRef
-from bridge.protocol.refs import is_local
 from bridge.protocol.result import Phase
 from bridge.protocol.sanitize import clean_line
 from bridge.render.outcome import open_json, waiting_text
@@ -106,8 +105,8 @@ def submit_and_follow(
         lines = [json.dumps(document, indent=2, sort_keys=True)]
         # `again` repeats what others asked
         return show(options.as_json, document, lines, untrusted=("manifest", "argv", "warnings"))
-    if not is_local(plan.remote.address):
-        click.echo(f"pushing the request to {plan.remote.shown}", err=True)
+    # Before the push: whatever ends this program now, the caller knows what to look for.
+    click.echo(f"pushing request {plan.manifest.nonce} to {plan.remote.shown}", err=True)
     if plan.route.transport == "actions":
         click.echo(f"over GitHub Actions: {plan.route.why}", err=True)
     submission = submit_request(config, plan, git)
