@@ -396,19 +396,20 @@ async def mac_submit(  # noqa: PLR0917 - the client names its arguments
 ) -> Annotated[CallToolResult, RequestAnswer]:
     """Push a request for a Mac to run one preset for one commit, and return its handle without waiting.
 
-    With `against` or `against_params` both sides run by turns in one job, and the result says which is faster.
+    With `against` or `against_params` both sides run by turns in one job; the result says which is faster.
 
     The commit is what is measured; uncommitted changes stay behind. Needs a git checkout. When this call is
     cancelled, the request is withdrawn.
     """
     words = []
     for flag, given in (("param", params), ("against-params", against_params)):
-        for name, value in (given or {}).items():
-            words.append(f"--{flag}={name}={str(value).lower() if isinstance(value, bool) else value}")
+        for name, given_value in (given or {}).items():
+            value = str(given_value).lower() if isinstance(given_value, bool) else given_value
+            words.append(f"--{flag}={name}={value}")
     options = {"ref": ref, "on": on, "timeout": timeout_s, "expires": expires_s, "transport": transport}
     options["against"] = against
-    for name, value in (options | {"remote": remote}).items():
-        words += option(name, value)
+    for name, asked in (options | {"remote": remote}).items():
+        words += option(name, asked)
     document = await run_command("run", f"--preset={preset}", *words)
     return answer(document, _REQUEST, _after(document, remote))
 
