@@ -49,7 +49,7 @@ class Request:
     workload: Rows = ()
     outside: Rows = ()
     inside: Rows = ()
-    parents: Literal[0, 1, 2] = 1
+    parents: Literal[0, 1, 2, 3] = 1
     signature: bytes | None = None
     age: timedelta = timedelta(0)
     message: str = "hostile\n"
@@ -124,7 +124,8 @@ class CommitBuilder:
         over = {row.name for row in outside}
         kept = tuple(row for row in rows if row.name not in over)
         tree = write(self.objects, (*kept, dotted, *outside))
-        parents = [workload, self.objects.commit(write(self.objects, rows), [workload], "another\n")]
+        other = self.objects.commit(write(self.objects, rows), [workload], "another\n")
+        parents = [workload, other, workload]
         commit = self.objects.commit(tree, parents[: attack.parents], attack.message)
         return HostileCommit(name, attack, nonce, f"{refs.BRANCHES}echo-{nonce}", commit)
 

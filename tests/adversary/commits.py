@@ -23,7 +23,8 @@ def _inside(*rows: Row) -> Request:
 
 SHAPES: Table = {
     "no-parent": Request(Reason.BAD_COMMIT, parents=0),
-    "two-parents": Request(Reason.BAD_COMMIT, parents=2),
+    "a-parent-that-the-manifest-does-not-name": Request(Reason.BAD_MANIFEST, parents=2),
+    "three-parents": Request(Reason.BAD_COMMIT, parents=3),
     "no-manifest": _inside(Row(FOLDER, b"request.json", (file("x", "y"),))),
     "manifest-is-a-link": _inside(link("request.json", "/etc/passwd")),
     "manifest-is-a-link-out": _inside(link("request.json", "../../../secret.json")),

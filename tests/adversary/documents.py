@@ -110,6 +110,9 @@ GIGANTIC: Table = {
 }
 
 SCHEMAS: Table = {
+    "a-side-that-is-no-parent": _fields(against={"workload_sha": "f" * 40}),
+    "a-side-without-a-commit": _fields(against={"params": {}}),
+    "a-side-with-argv": _fields(against={"workload_sha": WORKLOAD, "argv": ["sh"]}),
     "version-0": _fields(schema_version=0),
     "version-2": _fields(schema_version=2),
     "version-minus-1": _fields(schema_version=-1),

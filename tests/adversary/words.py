@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.protocol.result import Reason
-from tests.adversary.attack import CANARY, NONCE, SERVER, Request, Table
+from tests.adversary.attack import CANARY, NONCE, SERVER, WORKLOAD, Request, Table
 
 
 def _manifest(**fields: Any) -> Request:
@@ -44,6 +44,14 @@ OPTIONS: Table = {
     "parameter-named-with-an-equals-sign": _manifest(params={"word=--x": "y"}),
     "word-is-an-option": _value("echo", word=f"--upload-pack=touch {CANARY}"),
     "word-is-a-proxy-command": _value("echo", word=f"-oProxyCommand=touch {CANARY}"),
+    "word-of-the-other-side-is-an-option": Request(
+        Reason.BAD_PARAMETER,
+        {
+            "preset": "echo",
+            "params": {"word": "x"},
+            "against": {"workload_sha": WORKLOAD, "params": {"word": f"--upload-pack=touch {CANARY}"}},
+        },
+    ),
     "word-is-a-dash": _value("echo", word="-"),
     "word-ends-the-options": _value("echo", word="--"),
     "file-is-an-option": _value("gate", file="--help.json"),
