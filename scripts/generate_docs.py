@@ -120,6 +120,10 @@ def exit_codes_page() -> str:
         " result that answers\nsomething else than was asked is `rejected/binding`.\n"
     )
     lines.append(
+        "\n`history` with `--threshold` or `--regression` ends with 1 where the newest value misses it or has"
+        " become worse.\n"
+    )
+    lines.append(
         "\nErrors on the way end with their own code. 2 is a command line that cannot be meant, or a request"
         " that cannot be made:\nnothing was asked of a Mac, and the same words fail again.\n\n"
         "| error | exit code | when |\n| --- | --- | --- |\n| wrong usage | 2 | An unknown option, a missing"
