@@ -186,7 +186,7 @@ def _cell(value: Any) -> Any:
 
 _WIDTH, _PANEL, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 240, 74, 20, 52, 34
 _STYLE = """
-svg { --ink: #24292f; --faint: #8c959f; --line: #0969da; --mark: #bc4c00; background: #ffffff }
+svg { --ink: #24292f; --faint: #57606a; --line: #0969da; --mark: #bc4c00; background: #ffffff }
 @media (prefers-color-scheme: dark) {
   svg { --ink: #e6edf3; --faint: #8b949e; --line: #58a6ff; --mark: #f0883e; background: #0d1117 }
 }
@@ -243,7 +243,9 @@ def _panel(series: Series, top: int, threshold: Threshold | None) -> Iterator[st
     if threshold is not None:
         at = y(threshold.value)
         yield f'<line class="limit" x1="{_LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>'
-        yield f'<text class="mark end" x="{right}" y="{at - 5:.1f}">{_text(str(threshold))}</text>'
+        # On the side where no good value is.
+        beyond = at + (14 if METRICS[series.metric].higher_is_better else -6)
+        yield f'<text class="mark end" x="{right}" y="{beyond:.1f}">{_text(str(threshold))}</text>'
     for number, change in changes(values).items():
         at = (x(number - 1) + x(number)) / 2
         yield f'<line class="change" x1="{at:.1f}" y1="{begin}" x2="{at:.1f}" y2="{end}"/>'
