@@ -16,10 +16,12 @@ from bridge.evidence.metrics import METRICS
 from bridge.evidence.threshold import Threshold
 from bridge.evidence.trend import FEWEST, changes
 from bridge.protocol.sanitize import clean_line
+from bridge.render import terminal
 from bridge.render.outcome import bare_table, minute_text, plain
 from bridge.render.terminal import document
 
 _SHOWN_LEFT_OUT = 5
+_TABLE_WIDTH = 100  # characters of a terminal that shows tables
 # Columns of the exports that have one value a row.
 _GROUP = ("preset", "preset_digest", "runner_id", "runner", "chip", "params", "against", "weights", "of")
 _POINT = ("nonce", "finished_at", "commit", "engine", "value", "low", "high", "archived")
@@ -32,7 +34,7 @@ def series_lines(
     by_series = {id(each.series): each for each in checks}
     for series in found:
         yield from _heading(series)
-        yield _table(series)
+        yield from _table(series)
         if (each := by_series.get(id(series))) is not None:
             yield from check_lines(each)
         yield ""
@@ -61,7 +63,8 @@ def _where(series: Series) -> str:
     return " ".join([f"{group.preset}{version} on {group.runner}{chip}", *params])
 
 
-def _table(series: Series) -> Table:
+def _table(series: Series) -> Iterator[str | Table]:
+    """One row a value; a narrow terminal gets lines without the columns that fit there no longer."""
     table = bare_table()
     for heading in ("request", "finished", "commit", series.metric, ""):
         table.add_column(heading, no_wrap=True, justify="right" if heading == series.metric else "left")
@@ -70,8 +73,11 @@ def _table(series: Series) -> Table:
         note = [] if number not in found else [_change_text(found[number])]
         note += ["archived"] if point.archived else []
         value, commit = figure_text(point.value), (point.commit or "")[:12]
+        if terminal.width() < _TABLE_WIDTH:
+            yield f"  {point.nonce}  {value:>8}  {', '.join(note)}".rstrip()
         table.add_row(*plain(point.nonce, minute_text(point.finished_at), commit, value, ", ".join(note)))
-    return table
+    if terminal.width() >= _TABLE_WIDTH:
+        yield table
 
 
 def _change_text(change: float | None) -> str:

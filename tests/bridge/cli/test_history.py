@@ -15,7 +15,9 @@ import pytest
 
 from bridge.bus.requests import Submitted
 from bridge.cli.history import history
+from bridge.client.series import Figures, Group, Point, Series
 from bridge.protocol import refs
+from bridge.render.series import EXPORTS, to_svg
 from tests.bridge.bus.archives import nonce_of_age, pruned
 from tests.bridge.cli.calls import call
 from tests.bridge.evidence import reports
@@ -173,6 +175,23 @@ def test_without_a_trusted_key_nothing_counts_unless_it_is_allowed(
     done = call(history, capsys, "--preset", "throughput", "--metric", "recall", "--allow-unsigned")
     assert done.code == 4
     assert "these have: acceptance_length" in done.err
+
+
+def test_text_of_others_does_no_harm_in_any_format():
+    chip = "M4 <script>alert(1)</script>\x1b[31m\uffff"
+    group = Group("throughput", None, "0" * 16, "=cmd()", chip, {"word": "a\nb"}, None, {}, "fast")
+    point = Point("20260301t120000z0123456789ab", TIMES["finished_at"], None, None, 2.0, 1.9, 2.1, False)
+    series = Series("decode_ratio", group, [point])
+    drawn = to_svg([series], None)
+    ElementTree.fromstring(drawn)  # noqa: S314 - our own
+    assert "<script" not in drawn
+    found = Figures({("decode_ratio", group.digest): series})
+    for kind in EXPORTS.values():
+        assert "\x1b" not in kind(found, ["decode_ratio"])
+    [row] = csv.DictReader(io.StringIO(EXPORTS["csv"](found, ["decode_ratio"])))
+    assert row["runner"] == "'=cmd()"
+    [[measure]] = [each.values() for each in json.loads(EXPORTS["bmf"](found, ["decode_ratio"])).values()]
+    assert measure == {"value": 2.0, "lower_value": 1.9, "upper_value": 2.1}
 
 
 @pytest.mark.parametrize(
