@@ -10,7 +10,7 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE # where nothing compiled is kept, every program compiles all of its imports anew
 
-.PHONY: setup demo test lint workflows types docs bench peers peers-env slow e2e forge attestations faults soak exhaustive fuzz bandit audit clean help
+.PHONY: setup demo test lint workflows types docs site bench peers peers-env slow e2e forge attestations faults soak exhaustive fuzz bandit audit clean help
 
 $(STAMP): pyproject.toml uv.lock scripts/requirements-build.txt
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -94,6 +94,11 @@ audit: bandit ## the same, and known vulnerabilities of the locked packages (ask
 docs: $(STAMP) ## regenerate the generated pages (CLI help, schemas, preset and rule tables)
 	@$(BIN)/python scripts/generate_docs.py
 
+site: $(STAMP) ## build the documentation as pages to open or serve: build/site/index.html
+	@UV_PROJECT_ENVIRONMENT=.venv-site $(BIN)/uv sync --quiet --locked --only-group site --python $(BIN)/python
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+	@echo "site: build/site/index.html"
+
 bench: $(STAMP) ## measure the client, the bus and the engine here; see benchmarks/README.md
 	@$(BIN)/python benchmarks/client.py
 	@$(BIN)/python benchmarks/bus.py
@@ -111,7 +116,7 @@ peers: peers-env ## measure the engine against other engines on the same weights
 	@.venv-peers/bin/python benchmarks/peers.py --size demo
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .venv-peers .venv-fuzz .act .go .tokenizers .mlx-lm-tests build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-fuzz .venv-site .act .go .tokenizers .mlx-lm-tests build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list

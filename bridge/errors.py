@@ -74,6 +74,12 @@ class WaitTimeout(BridgeError):
     exit_code = 4
 
 
+class TooFewResults(BridgeError):
+    """Too few results count for what was asked of a series of them."""
+
+    exit_code = 4
+
+
 class BusError(BridgeError):
     """Git or the network failed."""
 

@@ -120,6 +120,10 @@ def exit_codes_page() -> str:
         " result that answers\nsomething else than was asked is `rejected/binding`.\n"
     )
     lines.append(
+        "\n`history` with `--threshold` or `--regression` ends with 1 where the newest value misses it or has"
+        " become worse.\n"
+    )
+    lines.append(
         "\nErrors on the way end with their own code. 2 is a command line that cannot be meant, or a request"
         " that cannot be made:\nnothing was asked of a Mac, and the same words fail again.\n\n"
         "| error | exit code | when |\n| --- | --- | --- |\n| wrong usage | 2 | An unknown option, a missing"
@@ -134,6 +138,41 @@ def exit_codes_page() -> str:
         f"| terminated | {errors.EXIT_TERMINATED} | SIGTERM, SIGHUP; a submitted request goes on |\n"
     )
     lines.append("\nReasons (`verdict.reason` of a result): " + ", ".join(f"`{r}`" for r in Reason) + ".\n")
+    return "".join(lines)
+
+
+def benchmarks_page() -> str:
+    """The figures of the stored reports. `make test` has the gate recompute them from the rows."""
+    lines = [NOTE, "# Benchmarks\n\n"]
+    lines.append(
+        "What `benchmarks/results/` holds: reports that the gate accepted, made by the scripts in"
+        " `benchmarks/`. Judge them\nyourself: `kakeya_mac gate benchmarks/results/`. None is from a Mac.\n"
+    )
+    for path in sorted((ROOT / "benchmarks/results").glob("*.json")):
+        report = json.loads(path.read_bytes())
+        environment, arms = report["environment"], report["summary"]["arms"]
+        lines.append(
+            f"\n## {path.stem}\n\n{environment['chip']}, {environment['cpu_count']} cores,"
+            f" {environment['system']}, {report['finished_at'][:10]};"
+            f" target `{environment['models']['target']['id']}`.\n\n"
+            "| arm | compared with | decoding | with prefill | equal outputs | tokens/s | accepted a block"
+            " | recall | KV bytes |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        )
+        for each in report["summary"]["comparisons"]:
+            arm = arms[each["arm"]]
+            cells = [
+                *(
+                    f"{each[name]:.2f} ×" if each[name] else ""
+                    for name in ("decode_ratio", "end_to_end_ratio")
+                ),
+                f"{each['identical_samples']} of {each['compared_samples']}",
+                *(
+                    f"{arm[name]:.4g}" if arm[name] is not None else ""
+                    for name in ("decode_tokens_per_s", "acceptance_length", "recall")
+                ),
+                f"{arm['max_resident_bytes'] or 0:,}",
+            ]
+            lines.append(f"| `{each['arm']}` | `{each['baseline']}` | {' | '.join(cells)} |\n")
     return "".join(lines)
 
 
@@ -206,6 +245,7 @@ def pages() -> dict[str, str]:
         "docs/reference/presets.md": presets_page(),
         "docs/reference/models.md": models_page(),
         "docs/reference/exit-codes.md": exit_codes_page(),
+        "docs/reference/benchmarks.md": benchmarks_page(),
         "docs/adversary.md": adversary_page(),
         "docs/evidence.md": rules_section(evidence),
         "docs/schema/manifest.json": schema_text(DRAFT | Manifest.model_json_schema()),

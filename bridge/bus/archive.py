@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -179,6 +179,12 @@ class Archive:
             if fetched.expected is not None:
                 return replace(fetched, asked=requests.read_request(self._cache, fetched.expected.commit))
         return fetched
+
+    def bring(self, nonces: Iterable[str]) -> None:
+        """Fetch the commits of several requests at once; what is missing then, `read` tells."""
+        entries = filter(None, map(self._indexed, nonces))
+        shas = {sha: sha for entry in entries for sha in entry.places.values()}
+        self._cache.bring(shas, shas, depth=DEPTH)
 
     def lines(self, month: str) -> dict[str, list[bytes]]:
         """The lines of one file of the index by nonce, unread: a month has thousands, anyone may add some."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
-from bridge.bus.archive import DEPTH, ResultSummary, open_archive, summarize
+from bridge.bus import results
+from bridge.bus.archive import DEPTH, Archive, ResultSummary, open_archive, summarize
 from bridge.bus.claims import MAX_LEASE_S
 from bridge.bus.requests import ALL_REFS, RefValue, RequestState, has_result, names_of, state_of
-from bridge.bus.results import read_manifest
+from bridge.bus.results import FetchedResult, read_manifest
 from bridge.client.fetch import request_place
 from bridge.client.watch import keys_in, read_beat
-from bridge.errors import BusError, ResultError
+from bridge.errors import BridgeError, BusError, FetchTooLarge, LeaseLost, ResultError
 from bridge.git.cache import GitCache
 from bridge.protocol import manifest, refs, result
 from bridge.protocol.result import Phase, Progress, Reason, RunStatus, Status
@@ -31,6 +34,7 @@ _MAX_CHECKED = 50
 _MAX_PLACES = 8
 # Branches without an inbox entry that are read to find open requests, the newest first.
 _MAX_WITHOUT_INBOX = 64
+_Seen = TypeVar("_Seen")
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,50 @@ def history(
         return rows, True
 
     return cache.recover(read)
+
+
+def read_results(
+    cache: GitCache,
+    visit: Callable[[Row, FetchedResult | BridgeError], _Seen],
+    *,
+    limit: int,
+    preset: str,
+) -> list[_Seen]:
+    """What `visit` makes of the newest finished requests of a preset, at most `limit`, one after another.
+
+    It gets each result unjudged, of a request that passed as published; or why that cannot be read.
+    """
+    found = cache.list_remote(*ALL_REFS)
+
+    def read() -> list[_Seen]:
+        archive, states, seen = open_archive(cache, found), _states(found), list[_Seen]()
+        newest = islice(_finished(cache, found), MAX_EXAMINED)
+        rows = islice((row for row in newest if row.preset == preset), limit)
+        while batch := list(islice(rows, _BATCH)):
+            if archive is not None:
+                archive.bring(row.nonce for row in batch if row.archived and row.status is Status.PASSED)
+            seen += [visit(row, _read_result(cache, archive, states, row)) for row in batch]
+        return seen
+
+    return cache.recover(read)
+
+
+def _read_result(
+    cache: GitCache, archive: Archive | None, states: Mapping[str, RequestState], row: Row
+) -> FetchedResult | BridgeError:
+    if row.status is not Status.PASSED:
+        ended = "its result cannot be read" if row.status is None else f"{row.status} ({row.reason})"
+        return ResultError(ended)
+    try:
+        if row.archived:
+            result = None if archive is None else archive.read(row.nonce)
+        else:
+            state = states[row.nonce]
+            places = [place for place in (*state.branches, state.result) if place is not None]
+            result = results.read(cache, state, places, None)
+    except (ResultError, FetchTooLarge, LeaseLost) as error:
+        return error
+    return ResultError("its result cannot be read") if result is None else result
 
 
 def heartbeat_age_s(status: RunStatus, now: datetime) -> float:
