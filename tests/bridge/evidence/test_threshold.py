@@ -31,7 +31,8 @@ def test_a_threshold_is_a_name_an_operator_and_a_number(text: str, value: float,
 def test_what_is_no_threshold_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ParameterError, match="no threshold") as caught:
         parse_threshold(text)
-    assert caught.value.exit_code == 2 and repr(text) in caught.value.message
+    assert caught.value.exit_code == 2
+    assert repr(text) in caught.value.message
 
 
 def test_figures_are_those_of_the_arms_under_test() -> None:
