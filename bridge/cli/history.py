@@ -6,6 +6,7 @@ import time
 
 import click
 
+from bridge import presets
 from bridge.cli import show
 from bridge.cli.completion import complete_preset
 from bridge.cli.options import option_with_default
@@ -25,7 +26,8 @@ Examples:
 
 JSON: {"requests": [...], "complete": BOOL}; each request has handle, nonce, preset, requested_by (as it
 says), requested_at, age_s, state (finished), terminal (true), status, reason (null: not readable), runner,
-attempt, started_at, finished_at, elapsed_s (took), expired and archived.
+attempt, started_at, finished_at, elapsed_s (took), expired, archived and commit_measured (false: its preset
+runs the installed engine and reads nothing of the commit; null: the preset is not installed here).
 complete is false where a filter gave up before the oldest request."""
 )
 @option_with_default("-n", "count", type=click.IntRange(1), default=20, help="So many at most.")
@@ -45,10 +47,10 @@ def history(link: Connection, count: int, preset: str | None, status: str | None
     wanted = None if status is None else Status(status)
     rows, is_complete = read_history(link.cache(), limit=count, preset=preset, status=wanted)
     remember(link.config.state_dir, [(row.nonce, row.preset) for row in reversed(rows)])
-    now = time.time()
+    now, installed = time.time(), presets.load_all(link.config.presets)
     none = "no finished request" + ("" if preset is None and status is None else " of that kind")
-    document = {"requests": [row_json(row, now) for row in rows], "complete": is_complete}
-    lines = request_table(rows, now) if rows else [none]
+    document = {"requests": [row_json(row, now, installed) for row in rows], "complete": is_complete}
+    lines = request_table(rows, now, installed) if rows else [none]
     show(as_json, document, lines, untrusted=("requests",), note=bool(rows))
     if not as_json and not is_complete:
         click.echo("older requests were not looked through", err=True)

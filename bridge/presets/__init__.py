@@ -11,6 +11,7 @@ from bridge.presets.preset import find as find
 from bridge.presets.preset import get as get
 from bridge.presets.preset import left_out as left_out
 from bridge.presets.preset import load_all as load_all
+from bridge.presets.preset import measures_commit as measures_commit
 from bridge.presets.preset import parse_cli as parse_cli
 from bridge.presets.preset import read as read
 from bridge.presets.preset import validate as validate

@@ -228,6 +228,14 @@ def find(name: str, presets: Mapping[str, Preset]) -> Preset:
     raise PresetError(f"no preset is named {quoted(name)}", known)
 
 
+def measures_commit(name: str | None, presets: Mapping[str, Preset]) -> bool | None:
+    """Whether results of a preset say anything of the commit; None: it is not among these presets."""
+    try:
+        return None if name is None else find(name, presets).measures_commit
+    except PresetError:
+        return None
+
+
 def validate(preset: Preset, params: Mapping[str, object]) -> dict[str, ParamValue]:
     """The parameters of a request with defaults filled in, in the preset's order."""
     for name in params:
