@@ -24,6 +24,7 @@ from bridge.protocol.sanitize import clean_line
 from bridge.runner import models
 from bridge.runner.admission import check_machine
 from bridge.runner.config import RunnerConfig
+from bridge.runner.control import DRAINS, is_draining
 from bridge.runner.machine import Fact
 from bridge.runner.store import Store
 
@@ -117,10 +118,14 @@ class Registrar:
             why = clean_line(str(error)) if isinstance(error, ValueError) else describe(error)
             log.warning("this runner is not registered: %s", why)
 
+    def renew(self) -> None:
+        """Register at the next `tell`, whenever the last one was."""
+        self._look_at = self._renew_at = float("-inf")
+
     def stopped(self, *, done: int = 0) -> None:
         """Say that this runner is gone, if it was registered."""
         if self._place is not None:
-            self._look_at = self._renew_at = float("-inf")
+            self.renew()
             self.tell(State.STOPPED, done=done)
 
     def _publish(self, info: RunnerInfo) -> None:
@@ -147,6 +152,8 @@ class Registrar:
         """A preset, and a clause about this runner that says why it cannot run here, or not yet."""
         policy, fault = self.config.policy, self.config.rulebook.fault
         why = None if fault is None else "its policy is broken, so it takes no request"
+        if is_draining(self.config.folder):
+            why = DRAINS
         try:
             policy.check(preset)
             check_machine(preset, self.config)
@@ -154,7 +161,7 @@ class Registrar:
         except RequestRefused as refusal:
             available, why = False, why or refusal.message
         else:
-            available = fault is None
+            available = why is None
             if available and not policy.is_open(self.now()):
                 why = f"it begins jobs only within {policy.hours_text} of its local time"
         return Offer(
