@@ -20,6 +20,7 @@ import click
 from bridge import settings
 from bridge.cli import on_signals, options, show
 from bridge.cli.control import drain, status, stop
+from bridge.cli.models import models
 from bridge.cli.peers import peers
 from bridge.cli.policy import policy
 from bridge.cli.signers import signers
@@ -52,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 @click.group(
-    commands=[status, drain, stop, policy, signers, peers],
+    commands=[status, drain, stop, policy, models, signers, peers],
     epilog="""\b
 Examples:
   kakeya_mac runner serve --remote git@example.org:you/workload.git --name studio
