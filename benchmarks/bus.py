@@ -35,7 +35,7 @@ import psutil
 from results_file import write
 
 from bridge.bus.results import believe
-from bridge.client.submit import Submission, plan_request, submit_request
+from bridge.client.submit import Submission, find_preset, plan_request, submit_request
 from bridge.client.watch import watch
 from bridge.git.repo import GitRepo
 from bridge.protocol import refs
@@ -251,7 +251,8 @@ def halted(processes: Sequence[Runner]) -> Iterator[None]:
 
 def submit(bench: Bench, checkout: GitRepo) -> Submission:
     """Submit a request for nothing."""
-    plan = plan_request(bench.settings, checkout, preset="nothing", params={})
+    preset = find_preset(bench.settings, checkout, "nothing")
+    plan = plan_request(bench.settings, checkout, preset=preset, params={})
     return submit_request(bench.settings, plan, checkout)
 
 

@@ -410,6 +410,8 @@ def _visibility(role: str, api: GitHub, allow_public: bool, exposed: bool) -> st
 
 
 def _machine(settings: Settings, git: GitRepo, prefix: Path, *, has_runner: bool) -> Iterator[Check]:
+    if (told := prefix / options.OPTIONS_FILE).exists():
+        yield _check("setup", told, _setup, prefix)
     record, objection = interpreter.record_path(), interpreter.objection()
     level = Level.WARN if objection is None else Level.FAIL
     if objection is None and not record.exists():
@@ -441,6 +443,13 @@ def _machine(settings: Settings, git: GitRepo, prefix: Path, *, has_runner: bool
             where = ", ".join(preset.models)
             yield _check(f"models: {preset.name}", where, _models, preset, config, worst=Level.WARN)
     yield _check("git-lfs", "git lfs version", _lfs, git, config.policy.lfs.endpoint)
+
+
+def _setup(prefix: Path) -> str:
+    """Whether `runner check` finds everything as setup made it: its steps are asked, so the two agree."""
+    if unready := setup.unready(prefix):
+        raise _Failure("; ".join(unready), "kakeya_mac runner check names the fix of each")
+    return "everything is as setup made it"
 
 
 def _attestation_keys(state_dir: Path) -> str:

@@ -156,6 +156,12 @@ class ApiConflict(ApiError):
     """What was asked for cannot be done now."""
 
 
+class NoRunner(BridgeError):
+    """No live runner would take the request, so nothing was pushed (`run --require-runner`)."""
+
+    exit_code = 9
+
+
 class MachineError(BridgeError):
     """This machine lacks something that is needed: a program, disk space, a lock."""
 

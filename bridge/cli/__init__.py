@@ -88,8 +88,8 @@ Examples:
 
 Exit codes of a finished request: 0 passed, 1 failed, 3 evidence rejected, 4 the wait timed out,
 5 cancelled or lost, 6 git or the network failed, 7 passed, but no trusted key signed it, 8 refused by the
-Mac. Others: 2 a wrong command line, an unknown handle, or a request that cannot be made; 70 our own bug,
-130 interrupted, 143 terminated.""",
+Mac. Others: 2 a wrong command line, an unknown handle, or a request that cannot be made; 9 no live runner
+would take it (--require-runner); 70 our own bug, 130 interrupted, 143 terminated.""",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="kakeya_mac")

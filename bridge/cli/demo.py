@@ -65,7 +65,7 @@ def demo(params: tuple[str, ...], folder: Path | None, wait_s: float) -> int:
     with _runner(config, remote, log) as process:
         click.echo(f"started a runner as process {process.pid}: runner serve --name {RUNNER_NAME}", err=True)
         git = GitRepo(workload)
-        plan = plan_request(config, git, preset="throughput", params=values)
+        plan = plan_request(config, git, preset=preset, params=values)
         submission = submit_request(config, plan, git)
         click.echo(f"submitted {plan.manifest.nonce}: {' '.join(plan.argv)}", err=True)
         how = Presentation(as_json=False, expected=submission.expected)

@@ -64,7 +64,8 @@ results to tell. docs/history.md has the rules.
 
 JSON: {{"requests": [...], "complete": BOOL}}; each request has handle, nonce, preset, requested_by (as it
 says), requested_at, age_s, state (finished), terminal (true), status, reason (null: not readable), runner,
-attempt, started_at, finished_at, elapsed_s (took), expired and archived.
+attempt, started_at, finished_at, elapsed_s (took), expired, archived and commit_measured (false: its preset
+runs the installed engine and reads nothing of the commit; null: the preset is not installed here).
 complete is false where a filter gave up before the oldest request.
 With --metric: series (each with its group, values and comparison), left_out, newest, status, exit_code."""
 )
@@ -148,10 +149,10 @@ def _list(link: Connection, count: int, preset: str | None, status: str | None, 
     wanted = None if status is None else Status(status)
     rows, is_complete = read_history(link.cache(), limit=count, preset=preset, status=wanted)
     remember(link.config.state_dir, [(row.nonce, row.preset) for row in reversed(rows)])
-    now = time.time()
+    now, installed = time.time(), presets.load_all(link.config.presets)
     none = "no finished request" + ("" if preset is None and status is None else " of that kind")
-    document = {"requests": [row_json(row, now) for row in rows], "complete": is_complete}
-    lines = request_table(rows, now) if rows else [none]
+    document = {"requests": [row_json(row, now, installed) for row in rows], "complete": is_complete}
+    lines = request_table(rows, now, installed) if rows else [none]
     show(as_json, document, lines, untrusted=("requests",), note=bool(rows))
     if not as_json and not is_complete:
         click.echo("older requests were not looked through", err=True)

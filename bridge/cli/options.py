@@ -105,6 +105,7 @@ class RequestOptions:
     allow_unsigned: bool
     signing_key: str | None
     transport: str | None
+    require_runner: bool
     dry_run: bool
     as_json: bool
 
@@ -138,6 +139,11 @@ _SUBMIT_OPTIONS = (
     ),
     signing_key_option,
     allow_unsigned_option,
+    click.option(
+        "--require-runner",
+        is_flag=True,
+        help="Push nothing that no live runner would take (exit code 9).",
+    ),
     click.option("--dry-run", is_flag=True, help="Show the manifest and what would run; push nothing."),
     json_option,
 )

@@ -179,8 +179,15 @@ def follow(
     if update.result is not None:
         return present(link, update.result, how)
     known, preset = known or OpenRequest(), None if state is None else state.preset
+    measured = presets.measures_commit(preset, presets.load_all(link.config.presets))
     document = outcome.open_json(
-        nonce, preset, update, datetime.now(UTC), asked=known.asked, typical_s=known.typical_s
+        nonce,
+        preset,
+        update,
+        datetime.now(UTC),
+        asked=known.asked,
+        typical_s=known.typical_s,
+        measured=measured,
     )
     how.document.update(document | {"status": "waiting", "phase": update.phase})
     how.document["exit_code"] = WaitTimeout.exit_code

@@ -109,7 +109,7 @@ def _notes(config: RunnerConfig, signers: set[str]) -> Iterator[tuple[str, str |
     yield from ((f"{policies.FILE_NAME}: {note}", None) for note in _unused_names(config, signers))
     for preset in filter(config.policy.allows, config.presets.values()):
         try:
-            admission.check_machine(preset, config)
+            admission.check_machine(preset, config, {})
         except RequestRefused as refusal:
             why = refusal.message.removeprefix(f"the preset {preset.name} cannot run here: ")
             yield f"the preset {preset.name} is allowed and cannot run here: {why}", refusal.remedy
@@ -205,11 +205,13 @@ def _explain(
     if isinstance(decision, admission.Refusal):
         return decision, None if decision.key is None else policy.setting(decision.key)
     preset = decision.preset
-    found = {} if preset.runs_repo_code else models.resolve(preset.models, config.model_places())
+    names = presets.model_names(preset, decision.params)
+    needs = presets.model_needs(preset, decision.params)
+    found = {} if preset.runs_repo_code else models.resolve(needs, config.model_places())
 
     def resolve(kind: str, name: str) -> list[str]:
-        if kind == "model" and name in found:
-            return [str(found[name].folder)]
+        if kind == "model" and names[name] in found:
+            return [str(found[names[name]].folder)]
         return program_words(kind) or presets.show(kind, name)  # only a running job has the rest
 
     return {

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import click
 
+from bridge import presets
 from bridge.bus.registry import read_registry
 from bridge.cli import show, warn
 from bridge.cli.options import option_with_default
@@ -28,7 +29,7 @@ Examples:
 JSON: {"requests": [...], "waiting": N, "running": N, "finished": [...]}; each request has handle, nonce,
 preset, requested_by, requested_at, age_s, state, terminal, ahead, expected_s, eta_s, expired, runner, claim
 {standing, signer}, attempt, started_at, elapsed_s, beat_age_s, progress {done, total, step}, tokens_per_s,
-cancelling, run and run_problem; see `kakeya_mac status --help`."""
+cancelling, commit_measured, run and run_problem; see `kakeya_mac status --help`."""
 )
 @option_with_default("--recent", type=click.IntRange(0), default=5, help="Finished requests below.")
 @bus_command
@@ -60,20 +61,22 @@ def queue(link: Connection, recent: int, as_json: bool) -> int:
             warn([f"cannot tell which runners are there: {error.message}"])
     finished = history.history(cache, limit=recent)[0] if recent else ()
     remember(link.config.state_dir, [(row.nonce, row.preset) for row in (*reversed(finished), *rows)])
+    installed = presets.load_all(link.config.presets)
     now, waiting = time.time(), sum(row.ahead is not None for row in rows)
     run_json = {nonce: run.as_json() for nonce, run in runs.items()}
     document = {
         "requests": [
-            row_json(row, now) | {"run": run_json.get(row.nonce), "run_problem": problems.get(row.nonce)}
+            row_json(row, now, installed)
+            | {"run": run_json.get(row.nonce), "run_problem": problems.get(row.nonce)}
             for row in rows
         ],
         "waiting": waiting,
         "running": len(rows) - waiting,
-        "finished": [row_json(row, now) for row in finished],
+        "finished": [row_json(row, now, installed) for row in finished],
     }
-    lines = request_table(rows, now, runs) if rows else ["nothing waits and nothing runs"]
+    lines = request_table(rows, now, installed, runs) if rows else ["nothing waits and nothing runs"]
     lines += [f"{nonce}: {text}" for nonce, text in problems.items()]
-    lines += request_table(finished, now) if finished else []
+    lines += request_table(finished, now, installed) if finished else []
     return show(as_json, document, lines, untrusted=("requests", "finished"), note=bool(rows or finished))
 
 

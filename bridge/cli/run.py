@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bridge import presets
+from bridge import presets, signing
 from bridge.bus.registry import PLACES
 from bridge.bus.requests import OWN_REFS, RequestState, state_of
 from bridge.cli import show, warn
@@ -18,14 +18,15 @@ from bridge.cli.options import RequestOptions, submit_options
 from bridge.cli.output import REGISTRY_TIMEOUT_S, Connection, OpenRequest, Presentation, follow
 from bridge.client.recent import remember
 from bridge.client.runners import Availability, check_availability, read_runners
-from bridge.client.submit import Plan, Submission, plan_request, submit_request, warn_of_changes
+from bridge.client.signing_key import choose
+from bridge.client.submit import Plan, Submission, find_preset, plan_request, submit_request, warn_of_changes
 from bridge.client.watch import Update
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, NoRunner
 from bridge.git.repo import GitRepo
 from bridge.github.dispatch import RequestRef
 from bridge.protocol.result import Phase
 from bridge.protocol.sanitize import clean_line
-from bridge.render.outcome import open_json, waiting_text
+from bridge.render.outcome import not_measured, open_json, waiting_text
 from bridge.settings import Settings
 
 
@@ -44,7 +45,11 @@ Conditions of --on: NAME=VALUE, NAME!=VALUE, and >= or <= for cores and memory (
 chip, cores, label, machine, memory, metal, os, runner or system; * in a VALUE is any text. A runner that does
 not meet them leaves the request alone, and it expires if none does.
 
-Exit codes with --wait: those of the request, see `kakeya_mac --help`; 0 when it is pushed, without --wait."""
+A preset that is not installed here is looked for among those that live runners publish (`kakeya_mac presets
+--remote`), and its parameters are checked by what is published.
+
+Exit codes with --wait: those of the request, see `kakeya_mac --help`; 0 when it is pushed, without --wait;
+9 with --require-runner when no live runner would take it, and nothing was pushed."""
 )
 @click.option(
     "--preset",
@@ -71,7 +76,9 @@ def run(preset: str, against: str | None, against_params: tuple[str, ...], optio
     which is faster, by how much, and the smallest difference that it could have seen.
     """
     config = options.settings()
-    known = presets.get(preset, config.presets)
+    known = find_preset(config, GitRepo(Path.cwd()), preset)
+    if not known.argv:
+        click.echo(f"{known.name} is not installed here: its runner's own parameters are checked", err=True)
     left_out = presets.left_out(known, options.params, preset)
     warn(f"{name} has no counterpart in {known.name} and is left out" for name in left_out)
     params = presets.parse_cli(known, options.params, preset)
@@ -79,7 +86,7 @@ def run(preset: str, against: str | None, against_params: tuple[str, ...], optio
     if against_params:
         asked["against_params"] = presets.parse_cli(known, against_params, preset)
     with GitRepo(Path.cwd()).scratch() as git:
-        plan = plan_request(config, git, preset=preset, params=params, **asked)
+        plan = plan_request(config, git, preset=known, params=params, **asked)
         return submit_and_follow(config, git, plan, options)
 
 
@@ -90,6 +97,8 @@ def submit_and_follow(
     is_head = options.ref == "HEAD" or (options.ref is None and again_of is None)
     changes = warn_of_changes(git) if is_head else []
     document: dict[str, Any] = {"again_of": again_of} if again_of else {}
+    if options.require_runner:
+        _require_runner(config, git, plan)
     if options.dry_run:
         document |= {
             "status": "dry-run",
@@ -118,8 +127,15 @@ def submit_and_follow(
     warn(hints)
     update = Update(Phase.QUEUED, state.ahead if state else None)
     typical_s = runners.typical_s if runners else None
+    measured = presets.measures_commit(asked.preset, presets.load_all(config.presets))
     document |= open_json(
-        asked.nonce, asked.preset, update, datetime.now(UTC), asked=asked, typical_s=typical_s
+        asked.nonce,
+        asked.preset,
+        update,
+        datetime.now(UTC),
+        asked=asked,
+        typical_s=typical_s,
+        measured=measured,
     )
     document |= {
         "runners": runners and runners.to_json(),
@@ -136,6 +152,8 @@ def submit_and_follow(
     lines = [f"queued  {asked.nonce} on {submission.remote.shown}"]
     if submission.signed_with is not None:
         lines.append(f"  signed with {clean_line(submission.signed_with)}")
+    if measured is False:
+        lines.append(f"  {not_measured(asked.preset, 'is')}")
     if runners is not None and runners.able:
         lines.append(f"  {runners.sentence}")
     if options.wait_s is None:
@@ -151,6 +169,26 @@ def submit_and_follow(
     link = Connection(config, git, submission.remote)
     known = OpenRequest(asked, typical_s=typical_s)
     return follow(link, asked.nonce, how, wait_s=options.wait_s, state=state, request=request, known=known)
+
+
+def _require_runner(config: Settings, git: GitRepo, plan: Plan) -> None:
+    """Raise `NoRunner` where no live runner would take a planned request."""
+    if plan.route.transport == "actions":
+        raise NoRunner(
+            "--require-runner is for runners' daemons, and this request would go over GitHub Actions, whose"
+            " runners do not register",
+            "leave --require-runner out, or ask a daemon: --transport embedded",
+        )
+    runners = check_availability(
+        read_runners(config, git, plan.remote),
+        plan.manifest,
+        signed=choose(config, git).sign(signing.REQUEST_NAMESPACE, plan.manifest.to_bytes()) is not None,
+        settings=config,
+        now=datetime.now(UTC),
+    )
+    if not runners.able:
+        message = f"nothing was pushed to {plan.remote.shown}: {'; '.join(runners.warnings)}"
+        raise NoRunner(message, "see who is there: kakeya_mac runners; without --require-runner it waits")
 
 
 def _find_runners(

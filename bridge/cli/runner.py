@@ -19,6 +19,8 @@ import click
 
 from bridge import settings
 from bridge.cli import on_signals, options, show
+from bridge.cli.control import drain, status, stop
+from bridge.cli.models import models
 from bridge.cli.peers import peers
 from bridge.cli.policy import policy
 from bridge.cli.signers import signers
@@ -51,10 +53,11 @@ log = logging.getLogger(__name__)
 
 
 @click.group(
-    commands=[policy, signers, peers],
+    commands=[status, drain, stop, policy, models, signers, peers],
     epilog="""\b
 Examples:
   kakeya_mac runner serve --remote git@example.org:you/workload.git --name studio
+  kakeya_mac runner status
   kakeya_mac runner policy init
   kakeya_mac runner signers add alice --key alice.pub""",
 )
@@ -99,8 +102,8 @@ Examples:
   kakeya_mac runner serve --remote git@example.org:you/workload.git --name studio
   kakeya_mac runner serve --once --idle-timeout 60
 
-SIGTERM or Ctrl-C: finish the running job, then stop; a second one stops the job, too. What this machine
-allows is in policy.toml of the configuration folder; the default runs no code of a repository.
+SIGTERM, Ctrl-C or `runner stop`: finish the running job, then stop; a second signal stops the job, too. What
+this machine allows is in policy.toml of the configuration folder; the default runs no code of a repository.
 
 A heartbeat comes every 2 s on a local remote, 15 s on a server and 60 s on public hosts such as github.com,
 and at least three times in a lease, which is 120 s, on public hosts 300 s."""
@@ -167,11 +170,11 @@ def serve(
     log.info("serving %s as %s; %s", bus.shown, config.identity.name, config.rulebook.summary())
     _log_key(config)
     daemon = Daemon(config, idle_s=idle_s, prunes=prune)
-    stop = Event()
-    with _draining(daemon, stop):
-        answered = daemon.serve(once=once, stop=stop, idle_timeout_s=idle_timeout)
+    told = Event()
+    with _draining(daemon, told):
+        answered = daemon.serve(once=once, stop=told, idle_timeout_s=idle_timeout)
     log.info("stopped after %d request(s)", answered)
-    return 4 if once and not answered and not stop.is_set() else 0
+    return 4 if once and not answered and not told.is_set() else 0
 
 
 @contextlib.contextmanager
@@ -240,9 +243,9 @@ def execute(run: WorkflowRun, own: Settings, out: Path, as_json: bool, name: str
     log.info("request %s on %s, for %s; %s", request.nonce, request.branch, runner, policy)
     _log_key(config)
     tempfile.tempdir = str(config.temporary)  # created, and emptied after a killed run, by the executor
-    stop = Event()
-    with on_signals(stop.set):  # GitHub sends SIGINT, and soon after SIGTERM
-        executor = execution.WorkflowExecutor(config, click.echo, stop, limit_s=run.limit_s)
+    told = Event()
+    with on_signals(told.set):  # GitHub sends SIGINT, and soon after SIGTERM
+        executor = execution.WorkflowExecutor(config, click.echo, told, limit_s=run.limit_s)
         done = executor.execute(request, out, attempt=run.attempt)
     signature = b"" if done is None else done.files.get(RESULT_SIGNATURE_NAME, b"")
     outputs = _outputs(request.nonce, None if done is None else done.verdict) | {

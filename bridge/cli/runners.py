@@ -180,7 +180,11 @@ def _runner_lines(seen: Registration, now: datetime) -> Iterator[str]:
     job = "" if info.job is None else f" with {info.job.preset} for {info.job.elapsed_s:.0f} s"
     ago_s = max(0, round((now - parse_time(info.seen_at)).total_seconds()))
     yield f"{seen.name}  {absence(info, now) or f'{info.state}{job}, seen {ago_s} s ago'}  ({trust})"
-    yield f"    offers   {', '.join(offer.name for offer in info.presets if offer.available) or 'nothing'}"
+    offers = ", ".join(offer.name for offer in info.presets if offer.available)
+    reasons = {offer.why for offer in info.presets}
+    if not offers and len(reasons) == 1:
+        offers = f"nothing: {clean_line(reasons.pop() or 'it says not why', limit=200)}"
+    yield f"    offers   {offers or 'nothing'}"
     known = properties(info.machine, info.name).items()  # as `run --on` names them
     facts = ", ".join(f"{name}={','.join(map(str, values))}" for name, values in known if values)
     yield f"    machine  {clean_line(facts, limit=200)}; kakeya-mac {clean_line(info.version)}"

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import click
 
+from bridge import presets
 from bridge.cli import show
 from bridge.cli.options import allow_unsigned_option
 from bridge.cli.output import FOREVER_S, Connection, Presentation, follow, learn, present, request_command
@@ -22,8 +23,9 @@ Examples:
   kakeya_mac status 20260301t12 --json --remote https://example.org/team/repo.git
 
 JSON of an unfinished request: status (queued, claimed, workspace, running, gating, publishing), terminal
-(false), handle, nonce (the same), preset, requested_by, requested_at, expired (no runner may take it any
-more), cancelling, on (which machines it waits for), ahead (older ones that wait too), expected_s (until it
+(false), handle, nonce (the same), preset, commit_measured (false: its preset reads nothing of the commit;
+null: that is not installed here), requested_by, requested_at, expired (no runner may take it any more),
+cancelling, on (which machines it waits for), ahead (older ones that wait too), expected_s (until it
 starts), eta_s (until it ends: by its progress, or by how long the preset usually takes), runner, attempt,
 started_at, tokens_per_s, beat_age_s (since its runner's last heartbeat), heartbeat, claim, run (its workflow
 run: id, url, state, conclusion, attempt, machine, job, step), run_problem (why that run gives no result, and
@@ -61,7 +63,10 @@ def status(link: Connection, handle: str, as_json: bool, watches: bool) -> int:
             able = runners.check_availability(known.registry, asked, signed=True, settings=config, now=now)
             said += f": {'; '.join(able.warnings) or able.sentence}"
         lines.append(said)
-    document = open_json(state.nonce, state.preset, update, now, asked=asked, typical_s=known.typical_s)
+    measured = presets.measures_commit(state.preset, presets.load_all(config.presets))
+    document = open_json(
+        state.nonce, state.preset, update, now, asked=asked, typical_s=known.typical_s, measured=measured
+    )
     if document["expired"]:
         lines.append("  expired: no runner may take it any more; the next one that sees it refuses it")
     lines += [f"  {text}" for text in (run and run.sentence, problem) if text]

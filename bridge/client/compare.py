@@ -96,7 +96,7 @@ def compare(
             _stated(result, report.request),
             _configuration(params, preset, known, report),
             _machine(result, preset, report.environment.model_dump()),
-            _weights(result, preset, known, report),
+            _weights(params, result, preset, known, report),
         )
     if verification is not None:
         found += _in_file(
@@ -270,7 +270,13 @@ def _machine(result: Result, preset: Preset | None, environment: Mapping[str, An
         yield "engine digest: neither the result nor a preset that is installed here states one"
 
 
-def _weights(result: Result, preset: Preset | None, known: Preset | None, report: Report) -> Findings:
+def _weights(
+    params: Mapping[str, ParamValue],
+    result: Result,
+    preset: Preset | None,
+    known: Preset | None,
+    report: Report,
+) -> Findings:
     facts, reported = result.runner.machine, report.environment.models
     weights = {
         name.removeprefix(WEIGHTS_FACT): value
@@ -282,6 +288,9 @@ def _weights(result: Result, preset: Preset | None, known: Preset | None, report
             yield "model digests: the result states none, and no preset installed here names a model"
         return
     roles = None if known is None else _roles(known)
+    if roles is not None and known is not None:
+        names = presets.model_names(known, params)
+        roles = {role: name and names[name] for role, name in roles.items()}
     if roles is not None and roles.get("target") and "target" not in reported:
         yield from _check("weights of the target", weights.get(roles["target"] or ""), None)
     for role, model in reported.items():

@@ -84,6 +84,7 @@ class Judged:
     allow_unsigned: bool = False  # whether a pass counts that no trusted key signed
     verification: Verification | None = None  # what a runner that replayed another request's report found
     gate_record: GateRecord | None = None  # what a runner said that judged reports of the workload
+    commit_measured: bool | None = None  # None: its preset is not installed here, so that is not known
 
     @property
     def evidence(self) -> list[dict[str, object]]:
@@ -255,7 +256,10 @@ def judge(
             message=message[:4000],
             violations=tuple([*differences, *broken][:_MAX_VIOLATIONS]),
         )
-    return Judged(believed, judgements, verdict, agreement, allow_unsigned, verification, gate_record)
+    measured = None if preset is None else preset.measures_commit
+    return Judged(
+        believed, judgements, verdict, agreement, allow_unsigned, verification, gate_record, measured
+    )
 
 
 def verify(believed: Believed, sample: int, signer: RequestSigner, *, output: int) -> Verified:

@@ -16,7 +16,7 @@ from bridge.bus.results import first_parents
 from bridge.client.fetch import request_place, resolve
 from bridge.client.remotes import Remote, open_cache
 from bridge.client.signing_key import choose
-from bridge.client.submit import Plan, plan_request
+from bridge.client.submit import Plan, find_preset, plan_request
 from bridge.errors import (
     BusError,
     ManifestError,
@@ -55,11 +55,12 @@ def plan_again(
         if ref is None:
             own = git if all(map(git.exists, old.commits)) else _fetch_commits(scratch, remote, old)
             _require_own_signature(settings, own, request, old)
-        params = presets.parse_cli(presets.get(old.preset, settings.presets), words)
+        preset = find_preset(settings, git, old.preset)
+        params = presets.parse_cli(preset, words)
         plan = plan_request(
             settings,
             own,
-            preset=old.preset,
+            preset=preset,
             params={**old.params, **params},
             ref=ref or old.workload_sha,
             expires=expires,

@@ -5,6 +5,7 @@ A hint: anyone with push rights can write a registration, so a request is pushed
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from typing import Any
 from bridge.bus.registry import TIMEOUT_S, Registration, Registry, read_registry
 from bridge.bus.results import pins_keys
 from bridge.client.remotes import Remote, open_cache
+from bridge.errors import ParameterError, PresetError
 from bridge.git.repo import GitRepo
+from bridge.presets import Parameter, Preset, validate
 from bridge.protocol.manifest import Manifest, parse_time, properties, unmet
 from bridge.protocol.result import Progress
-from bridge.protocol.runner_info import RunnerInfo, State, is_live
+from bridge.protocol.runner_info import Offer, Property, RunnerInfo, State, is_live
 from bridge.protocol.sanitize import clean_line
 from bridge.settings import Settings
 from bridge.signing import RESULT_NAMESPACE
@@ -81,7 +84,7 @@ def check_availability(
     for seen in registry.seen:
         if (why := absence(seen.info, now)) is not None:
             absent[seen.name] = clean_line(why, limit=300)
-        elif (why := _obstacle(seen.info, manifest, signed=signed)) is not None:
+        elif (why := _obstacle(seen, manifest, signed=signed)) is not None:
             live[seen.name] = clean_line(why, limit=300)
         else:
             able.append(seen)
@@ -101,6 +104,47 @@ def check_availability(
     typical_s = typical_duration_s(able, manifest.preset)
     expected_s = expected_wait_s(typical_s, ahead)
     return Availability(len(able) + len(live), names, unable, typical_s, expected_s, tuple(warnings))
+
+
+def published_preset(registry: Registry, name: str, now: datetime) -> Preset | None:
+    """A preset that is not installed here, as a live runner publishes it; None: none offers it.
+
+    Of several versions that of a trusted runner counts, then of one that can run it. What a client needs is
+    there: names, parameters, limits. What it runs, and reads of the commit, its runner alone knows.
+    """
+    found = [(seen, offer) for seen in registry.live(now) if (offer := seen.info.offer(name)) is not None]
+    if not found:
+        return None
+    seen, offer = max(found, key=lambda pair: (pair[0].trusted, pair[1].available))
+    try:
+        return _offered_preset(seen, offer)
+    except ValueError as error:
+        message = f"cannot read the parameters of {name} that the runner {clean_line(seen.name)} publishes"
+        remedy = "put the preset's file into presets/ of KAKEYA_CONFIG"
+        raise PresetError(f"{message}: {clean_line(str(error), limit=300)}", remedy) from None
+
+
+def _offered_preset(seen: Registration, offer: Offer) -> Preset:
+    """A preset as a runner publishes it; a `ValueError` where its parameters make no sense."""
+    params = {key: _parameter(each, seen.trusted) for key, each in offer.parameters.items()}
+    return Preset.model_construct(
+        name=offer.name,
+        aliases=offer.aliases,
+        summary=offer.summary,
+        argv=(),
+        timeout_s=offer.timeout_s,
+        engine=offer.engine,
+        workspace="full",
+        params=params,
+    )
+
+
+def _parameter(published: Property, trusted: bool) -> Parameter:
+    """A published parameter; patterns of strangers, which could take forever, are left to the runner."""
+    words = published.model_dump(mode="json", exclude_none=True)
+    if "pattern" in words and not trusted:
+        words["pattern"] = r"(?s:.*)"
+    return Parameter.model_validate_json(json.dumps(words | {"description": words["description"] or "-"}))
 
 
 def typical_duration_s(runners: Sequence[Registration], preset: str | None) -> float | None:
@@ -151,7 +195,8 @@ def absence(info: RunnerInfo, now: datetime) -> str | None:
     return f"not seen since {info.seen_at}"
 
 
-def _obstacle(info: RunnerInfo, manifest: Manifest, *, signed: bool) -> str | None:
+def _obstacle(seen: Registration, manifest: Manifest, *, signed: bool) -> str | None:
+    info = seen.info
     if info.audience != manifest.audience:
         return f"it serves {info.audience}, and this request is meant for {manifest.audience}"
     if lacking := [] if manifest.on is None else unmet(manifest.on, info.machine, info.name):
@@ -166,6 +211,14 @@ def _obstacle(info: RunnerInfo, manifest: Manifest, *, signed: bool) -> str | No
         return f"it has no preset {manifest.preset}"
     if not offer.available:
         return offer.why or f"it cannot run {manifest.preset} now"
+    try:
+        preset = _offered_preset(seen, offer)
+        for params in (manifest.params, *([manifest.against.params] if manifest.against else [])):
+            validate(preset, params)
+    except ParameterError as error:
+        return error.message
+    except ValueError:  # only a hint
+        pass
     if info.limits.require_signature and not signed:
         return "it takes only signed requests, and this one is unsigned"
     return None

@@ -13,8 +13,17 @@ from bridge import presets, signing
 from bridge.bus.requests import WORKFLOW_PATH, SubmitOptions, Submitted, submit, take_back
 from bridge.bus.results import ExpectedRequest
 from bridge.client.remotes import Remote, resolve_remote
+from bridge.client.runners import published_preset, read_runners
 from bridge.client.signing_key import choose
-from bridge.errors import ApiError, ApiFault, BusError, ParameterError, PushRejected, RevisionError
+from bridge.errors import (
+    ApiError,
+    ApiFault,
+    BusError,
+    ParameterError,
+    PresetError,
+    PushRejected,
+    RevisionError,
+)
 from bridge.git.repo import GitRepo
 from bridge.github.api import GitHub, find_token, repository_of
 from bridge.github.servers import server_of
@@ -53,7 +62,8 @@ class Plan:
     """A request that was checked and not yet pushed."""
 
     manifest: Manifest
-    argv: tuple[str, ...]  # what the preset would run, the machine's own values left as placeholders
+    # What the preset would run, the machine's own values left as placeholders; empty: only its runner knows
+    argv: tuple[str, ...]
     remote: Remote
     route: Route
 
@@ -77,11 +87,30 @@ class Submission:
         return ExpectedRequest(asked.nonce, self.commit, *what)
 
 
+def find_preset(settings: Settings, git: GitRepo, name: str) -> Preset:
+    """The preset of that name or alias: installed here, else as a live runner publishes it."""
+    try:
+        return presets.get(name, settings.presets)
+    except PresetError as error:
+        unknown = error
+    try:
+        remote = resolve_remote(git, settings.remote)
+        registry = read_runners(settings, git, remote)
+    except BusError as error:
+        unknown.message += f"; whether a runner offers it is not known: {error.message}"
+        raise unknown from None
+    if (offered := published_preset(registry, name, datetime.now(UTC))) is not None:
+        return offered
+    unknown.message += f" here, and no live runner on {remote.shown} offers it"
+    unknown.remedy = f"{unknown.remedy}; what runners offer: kakeya_mac presets --remote"
+    raise unknown
+
+
 def plan_request(
     settings: Settings,
     git: GitRepo,
     *,
-    preset: str,
+    preset: Preset,
     params: Mapping[str, object],
     ref: str = "HEAD",
     expires: timedelta | None = None,
@@ -93,28 +122,27 @@ def plan_request(
 ) -> Plan:
     """Check a request and write its manifest; reads the checkout and does not change it.
 
-    `git` has the workload, which `ref` names by any revision; `expires` says how long the request may wait,
-    `on` which machines may run it (None: any). `against`, a revision, or `against_params`, which replace some
-    of `params`, ask for a paired run. `settings` hold the other defaults.
+    `preset` is one of `find_preset`. `git` has the workload, which `ref` names by any revision; `expires`
+    says how long the request may wait, `on` which machines may run it (None: any). `against`, a revision, or
+    `against_params`, which replace some of `params`, ask for a paired run. `settings` hold other defaults.
     """
-    chosen = presets.get(preset, settings.presets)
-    values = presets.validate(chosen, params)
+    values = presets.validate(preset, params)
     workload = git.resolve(ref)
-    _check_paths(git, chosen, values, workload)
+    _check_paths(git, preset, values, workload)
     other = None
     if against is not None or against_params is not None:
-        other = _other_side(git, chosen, {**params, **(against_params or {})}, against or workload)
-        _check_sides(chosen, against, (workload, values), (other.workload_sha, other.params))
+        other = _other_side(git, preset, {**params, **(against_params or {})}, against or workload)
+        _check_sides(preset, against, (workload, values), (other.workload_sha, other.params))
     bus = resolve_remote(git, settings.remote)
     route = choose_route(transport or settings.transport, git, bus, workload)
     created = datetime.now(UTC).replace(microsecond=0)
     nonce = refs.new_nonce(created, os.urandom(6))
     draft = Manifest.model_construct(
         nonce=nonce,
-        preset=chosen.name,
+        preset=preset.name,
         params=values,
         workload_sha=workload,
-        result_ref=refs.request_ref(chosen.name, nonce, git.current_branch()),
+        result_ref=refs.request_ref(preset.name, nonce, git.current_branch()),
         transport=route.transport,
         requested_by=settings.requested_by,
         created_at=created,
@@ -125,7 +153,7 @@ def plan_request(
         against=other,
     )
     manifest = parse(draft.to_bytes())
-    argv = tuple(presets.argv(chosen, values, presets.show))
+    argv = tuple(presets.argv(preset, values, presets.show))
     return Plan(manifest, argv, bus, route)
 
 

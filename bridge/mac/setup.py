@@ -82,8 +82,9 @@ def _run(flags: argparse.Namespace) -> int:
     mode = "look" if name == "check" else "plan" if flags.dry_run else name
     with tempfile.TemporaryDirectory(prefix="kakeya-mac-test-") as folder:
         steps = removal_steps(options) if name == "uninstall" else setup_steps(options)
-        test = [("self-test", partial(_self_test, options, Path(folder)))] if name == "setup" else []
-        results = mac.walk(itertools.chain(steps, test), mode, options.sudo)
+        last = [("self-test", partial(_self_test, options, Path(folder)))] if name == "setup" else []
+        last += [("doctor", partial(_doctor, options))] if name == "check" else []
+        results = mac.walk(itertools.chain(steps, last), mode, options.sudo)
     changed = any(result["done"] for result in results if result["name"] != "self-test")
     failed = [result["name"] for result in results if result["state"] in ("to do", "missing")]
     unready = [step for step in failed if (step, mode) != ("self-test", "plan")]  # it is to do in every plan
@@ -519,6 +520,34 @@ def _tailnet() -> mac.StepReport:
     if status.get("BackendState") == "Running" and own.get("sshHostKeys"):
         return mac.done(where, f"SSH at {own.get('DNSName')}")
     return mac.todo(where, "not connected, or no SSH", mac.command("tailscale", "up", "--ssh", sudo=True))
+
+
+def unready(prefix: Path) -> list[str]:
+    """What `check` finds missing below a prefix, as the doctor tells it: a name and a finding each."""
+    options = SetupOptions(parser().parse_args(["check", "--prefix", str(prefix)]))
+    steps = mac.walk(setup_steps(options), "look", False)
+    return [f"{step['name']}: {step['finding']}" for step in steps if step["state"] in ("to do", "missing")]
+
+
+def _doctor(options: SetupOptions) -> mac.StepReport:
+    """What the doctor fails, so that the two agree; it asks for these steps in turn, which are left out."""
+    where = "kakeya_mac doctor --role runner"
+    if not options.program.exists():
+        return mac.todo(where, "asked once the environment is there")
+    env = mac.owners_environment() | options.folders
+    ended = run_program(
+        [str(options.program), *where.split()[1:], "--json"], env=env, cwd=mac.ROOT, timeout_s=300.0
+    )
+    try:
+        checks = json.loads(ended.stdout)["checks"]
+    except (ValueError, KeyError, TypeError):
+        return mac.missing(where, mac.last_words(ended), "run it by hand, and correct what it says")
+    failed = [check for check in checks if check["level"] == "fail" and check["name"] != "setup"]
+    if failed:
+        found = "; ".join(f"{check['name']}: {check['finding']}" for check in failed)
+        return mac.missing(where, found, "; ".join(check["fix"] for check in failed))
+    warned = sum(check["level"] == "warn" for check in checks)
+    return mac.done(where, f"nothing failed, {warned} warning(s)")
 
 
 def _self_test(options: SetupOptions, folder: Path) -> mac.StepReport:

@@ -11,6 +11,10 @@ from bridge.presets.preset import find as find
 from bridge.presets.preset import get as get
 from bridge.presets.preset import left_out as left_out
 from bridge.presets.preset import load_all as load_all
+from bridge.presets.preset import measures_commit as measures_commit
+from bridge.presets.preset import model_names as model_names
+from bridge.presets.preset import model_needs as model_needs
+from bridge.presets.preset import model_parameter as model_parameter
 from bridge.presets.preset import parse_cli as parse_cli
 from bridge.presets.preset import read as read
 from bridge.presets.preset import validate as validate

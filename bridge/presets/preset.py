@@ -138,11 +138,15 @@ class Preset(BaseModel):
             if element.is_switch and declared is not None and declared.type != "boolean":
                 raise ValueError(f"{element.text!r}: a switch is a boolean parameter")
         replayed = {element.name for element in elements if element.kind == "replay"}
-        used = {element.param for element in elements if element.param} | replayed
+        chosen = {name for name, each in self.params.items() if each.format == "model"}
+        used = {element.param for element in elements if element.param} | replayed | chosen
         _same("parameter", used, set(self.params))
         _same("model", {each.name for each in elements if each.kind == "model"}, set(self.models))
         if {name for name, each in self.params.items() if each.format == "request"} != replayed:
             raise ValueError("${replay:PARAM} goes with a parameter of the format request")
+        for name in chosen:
+            if self.params[name].default not in self.models:
+                raise ValueError(f"the default of {name}, of the format model, names no model of argv")
         if self.workspace == "none" and any(each.format == "repo-path" for each in self.params.values()):
             raise ValueError("a repo-path parameter needs workspace = paths or full")
         if self.evidence is not None and evidence_name(self) is None:
@@ -228,6 +232,14 @@ def find(name: str, presets: Mapping[str, Preset]) -> Preset:
     raise PresetError(f"no preset is named {quoted(name)}", known)
 
 
+def measures_commit(name: str | None, presets: Mapping[str, Preset]) -> bool | None:
+    """Whether results of a preset say anything of the commit; None: it is not among these presets."""
+    try:
+        return None if name is None else find(name, presets).measures_commit
+    except PresetError:
+        return None
+
+
 def validate(preset: Preset, params: Mapping[str, object]) -> dict[str, ParamValue]:
     """The parameters of a request with defaults filled in, in the preset's order."""
     for name in params:
@@ -294,6 +306,35 @@ def argv(preset: Preset, params: Mapping[str, ParamValue], resolver: Resolver) -
         else:
             filled.append(element.text)
     return filled
+
+
+def model_parameter(preset: Preset) -> str | None:
+    """The parameter that chooses a model; None: the preset has its own models alone."""
+    return next((name for name, each in preset.params.items() if each.format == "model"), None)
+
+
+def model_names(preset: Preset, params: Mapping[str, object]) -> dict[str, str]:
+    """Which of the machine's models each ``${model:NAME}`` is, by that name.
+
+    A chosen model takes the place of the one that the parameter's default names. What goes with that, by a
+    name that begins with it (``NAME-dflash``), is replaced by what goes with the chosen one. A value that the
+    parameter does not allow changes nothing.
+    """
+    names = {name: name for name in preset.models}
+    if (key := model_parameter(preset)) is not None:
+        own, chosen = str(preset.params[key].default), params.get(key)
+        if isinstance(chosen, str) and preset.params[key].fault(chosen) is None:
+            own_names = [name for name in names if name == own or name.startswith(f"{own}-")]
+            names |= {name: chosen + name.removeprefix(own) for name in own_names}
+    return names
+
+
+def model_needs(preset: Preset, params: Mapping[str, object]) -> dict[str, ModelNeed]:
+    """What is expected of each model that a request uses, by its own name; a chosen one has no stand-in."""
+    return {
+        chosen: preset.models[name] if chosen == name else ModelNeed(mac=f"the model {chosen}")
+        for name, chosen in model_names(preset, params).items()
+    }
 
 
 def evidence_name(preset: Preset) -> str | None:

@@ -30,6 +30,7 @@ _PATH_WORDS = (
     f"a relative path of at most {_MAX_PATH} characters, each part beginning with a letter, a digit or _ and"
     " holding only letters, digits, spaces and . _ + -"
 )
+_MODEL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # a part of a path: never more
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 # A pattern with these would change its meaning when it is joined to another one.
 _NOT_JOINED = re.compile(r"\\[1-9]|\(\?P[=<]|\(\?\(|^\(\?[a-zA-Z]")
@@ -105,9 +106,10 @@ class Parameter(ParameterBounds):
 
     type: Literal["string", "integer", "number", "boolean"]
     description: Annotated[str, Field(min_length=1, max_length=400)]
-    format: Literal["repo-path", "request"] | None = Field(
+    format: Literal["repo-path", "request", "model"] | None = Field(
         default=None,
-        description="repo-path: a path of the workload; request: a finished request, by its handle",
+        description="repo-path: a path of the workload; request: a finished request, by its handle; model:"
+        " a model of the machine, in place of the ${model:NAME} that the default names",
     )
 
     @model_validator(mode="after")
@@ -203,6 +205,8 @@ def _fault(keywords: dict[str, Any], value: Any) -> str | None:
     match keywords.get("format"):
         case "request" if not _HANDLE.fullmatch(value):
             return f"{quoted(value)} is not a handle; see: kakeya_mac history"
+        case "model" if len(value) > 64 or not _MODEL.fullmatch(value):
+            return f"{quoted(value)} is not a model's name: small letters, digits and single -"
         case "repo-path" if len(value) > _MAX_PATH or not _PATH.fullmatch(value):
             return f"{quoted(value)} is not {_PATH_WORDS}"
     return None

@@ -18,6 +18,7 @@ from bridge.client.history import Row, has_expired, heartbeat_age_s, requested_a
 from bridge.client.runners import eta_s, expected_wait_s
 from bridge.client.watch import Update
 from bridge.github.api import RunView
+from bridge.presets import Preset, measures_commit
 from bridge.protocol.manifest import Manifest, parse_time
 from bridge.protocol.result import Phase, Progress, Reason, Status
 from bridge.protocol.sanitize import clean_line
@@ -75,6 +76,7 @@ def outcome_json(judged: Judged) -> dict[str, Any]:
         **verdict.model_dump(mode="json"),
         "runner_status": result.verdict.status,
         "exit_code": judged.exit_code,
+        "commit_measured": judged.commit_measured,
         "result_ref": believed.ref,
         "result_commit": believed.commit,
         "runner": result.runner.name,
@@ -100,10 +102,12 @@ def open_json(
     *,
     asked: Manifest | None = None,
     typical_s: float | None = None,
+    measured: bool | None = None,
 ) -> dict[str, Any]:
     """What commands say of an unfinished request with ``--json``; null: it does not apply, or is not known.
 
-    `asked`: what it asks, where that was read; `typical_s`: how long its preset usually takes.
+    `asked`: what it asks, where that was read; `typical_s`: how long its preset usually takes; `measured`:
+    whether its result will say anything of the commit.
     """
     beat, ahead = update.status, update.ahead
     elapsed_s, progress = (beat.elapsed_s, beat.progress) if beat else (None, None)
@@ -113,6 +117,7 @@ def open_json(
         "terminal": False,
         "nonce": nonce,
         "preset": preset,
+        "commit_measured": measured,
         "requested_by": asked and clean_line(asked.requested_by),
         "requested_at": requested_at(nonce),
         "expired": has_expired(asked, not is_queued, now),
@@ -129,6 +134,13 @@ def open_json(
         "heartbeat": beat and beat.model_dump(mode="json"),
         "claim": update.claim and update.claim.to_json(),
     }
+
+
+def not_measured(preset: str, verb: str = "was") -> str:
+    """What to know of a result whose preset reads nothing of the commit."""
+    return (
+        f"the commit {verb} not measured: {_line(preset)} runs the installed engine and reads nothing of it"
+    )
 
 
 def tokens_per_s(progress: Progress | None) -> float | None:
@@ -158,6 +170,8 @@ def outcome_lines(judged: Judged) -> Iterator[str]:
             yield f"  model    {_line(fact.removeprefix('model:'))}: {_line(str(value))}"
     if judged.agreement.not_compared and has_passed:
         yield f"  binding  not compared: {_line('; '.join(judged.agreement.not_compared))}"
+    if judged.commit_measured is False:
+        yield f"  commit   {not_measured(result.preset or '')}"
     yield f"  request  {result.request_commit}"
     yield f"  result   {believed.commit} on {_line(believed.ref)}"
     if judged.paired is not None:
@@ -240,16 +254,23 @@ def waiting_text(ahead: int | None, expected_s: float | None) -> str:
 
 
 def request_table(
-    rows: Sequence[Row], now: float, runs: Mapping[str, RunView] | None = None
+    rows: Sequence[Row],
+    now: float,
+    installed: Mapping[str, Preset],
+    runs: Mapping[str, RunView] | None = None,
 ) -> list[str | Table]:
     """Requests that wait and run, or that ran, with their workflow runs by nonce, as a table.
 
-    A narrow terminal gets three lines a request instead. `now` is in seconds since the epoch.
+    A narrow terminal gets three lines a request instead. `now` is in seconds since the epoch, `installed` the
+    presets that this client knows.
     """
     found = []
     for row in rows:
         run = (runs or {}).get(row.nonce)
-        state = _joined(_state(row, now), "" if run is None else run.sentence)
+        unmeasured = row.phase is Phase.DONE and measures_commit(row.preset, installed) is False
+        state = _joined(
+            _state(row, now), "commit not measured" if unmeasured else "", run.sentence if run else ""
+        )
         machine = row.runner or (run and run.machine) or ""
         by = clean_line(row.requested_by or "", limit=_NAME)
         found.append((row.nonce, row.preset or "?", by, minute_text(row.requested_at), machine, state))
@@ -277,12 +298,13 @@ def minute_text(moment: str | None) -> str:
     return "" if moment is None else f"{moment[:10]} {moment[11:16]}Z"
 
 
-def row_json(row: Row, now: float) -> dict[str, Any]:
+def row_json(row: Row, now: float, installed: Mapping[str, Preset]) -> dict[str, Any]:
     """One request of a list as JSON; keys that do not apply are null."""
     values = {name: value for name, value in vars(row).items() if name not in {"phase", "place", "silent_s"}}
     values |= {
         "handle": row.nonce,
         "terminal": row.phase is Phase.DONE,
+        "commit_measured": measures_commit(row.preset, installed),
         "state": "finished" if row.phase is Phase.DONE else row.phase.value,
         "tokens_per_s": tokens_per_s(row.progress),
         "claim": row.claim and row.claim.to_json(),

@@ -267,7 +267,8 @@ def decide(
         policy.check_ref(manifest.result_ref)
         if changed := interpreter.objection():
             raise Refusal(Reason.MACHINE_UNFIT, changed, interpreter.REMEDY)
-        check_machine(preset, config)
+        for values in (params, *([other] if other is not None else [])):
+            check_machine(preset, config, values)
         policy.check_requester(preset, request.requester)
         policy.check_hours(now)
         _check_quota(request, config)
@@ -323,16 +324,20 @@ def _check_params(
         presets.validate(config.rulebook.installed[preset.name], params)
         message = f"{error.message}: this machine's policy allows less than the preset does"
         name = next(name for name, value in params.items() if preset.params[name].fault(value))
-        key = ("presets", preset.name, "params", name)
+        is_model = preset.params[name].format == "model"
+        key = ("models",) if is_model else ("presets", preset.name, "params", name)
         raise Refusal(Reason.POLICY, message, error.remedy, key=key) from None
 
 
-def check_machine(preset: Preset, config: RunnerConfig) -> None:
-    """Raise a `RequestRefused` for a preset that this machine cannot run, or whose models are not here."""
+def check_machine(preset: Preset, config: RunnerConfig, params: Mapping[str, ParamValue]) -> None:
+    """Raise a `RequestRefused` for a preset that this machine cannot run, or whose models are not here.
+
+    Of `params` only the chosen model counts.
+    """
     if lacking := machine.unfit(preset, allow_unsandboxed=config.policy.allow_unsandboxed):
         raise Refusal(Reason.MACHINE_UNFIT, f"the preset {preset.name} cannot run here: {lacking}")
     if not preset.runs_repo_code:  # whose models may be the workload's, which is laid out later
-        models.resolve(preset.models, config.model_places())
+        models.resolve(presets.model_needs(preset, params), config.model_places())
 
 
 def _check_quota(request: Request, config: RunnerConfig) -> None:

@@ -10,17 +10,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 from bridge.bus.archive import DEFAULT_OLDER_THAN, prune
 from bridge.bus.claims import Claim
 from bridge.bus.registry import remove_old_registrations
 from bridge.errors import AccessDenied, BusError, MachineError, RemoteUnreachable, describe
 from bridge.git.cache import GitCache
+from bridge.protocol.manifest import format_time
 from bridge.protocol.result import Reason, Status
 from bridge.protocol.runner_info import State, Work
 from bridge.runner.admission import Admission, Admitted, Decision, NotNow, Refusal, Request
 from bridge.runner.child import MachineBusy, Supervisor
 from bridge.runner.config import RunnerConfig
+from bridge.runner.control import (
+    STATUS,
+    LocalJob,
+    LocalStatus,
+    is_draining,
+    keep_status,
+    own_status,
+    set_draining,
+)
 from bridge.runner.job import Job, JobReport, make_verdict
 from bridge.runner.lease import CancelMonitor, HeartbeatThread, Leases
 from bridge.runner.publisher import Publisher
@@ -87,6 +98,10 @@ class Daemon:
         self._abort = threading.Event()
         self._active_at = clock()
         self._failures = 0  # looks in a row
+        self._failure: str | None = None  # what the last one said
+        self._draining = False
+        self._status: LocalStatus | None = None  # while it serves
+        self._noted: LocalStatus | None = None  # as it was last written
         self._reached = False  # the remote, once
         self._busy = ""  # who has the machine, as far as the last look found
         self._lost_claims = 0  # in this look
@@ -105,7 +120,12 @@ class Daemon:
         `AccessDenied`: the remote refused the credentials at the first look; later that is retried.
         """
         stop, began, self._done = stop or threading.Event(), self._clock(), 0
-        with hold_name(self._config):
+        config = self._config
+        with hold_name(config):
+            self._status = own_status(config.identity.name, config.audience, format_time(self._now()))
+            if self._status.service is None:  # a person who starts it wants it to serve
+                set_draining(config.folder, False)
+            self._note()
             try:
                 while not stop.is_set():
                     handled = self._safe_tick()
@@ -117,13 +137,14 @@ class Daemon:
                     if not handled:
                         stop.wait(self._pause())
             finally:
+                self._note(state=State.STOPPED)
                 self._registrar.stopped(done=self._done)
                 self._cache.close()
         return self._done
 
     def tick(self) -> bool:
         """Handle at most one request. Return whether one was handled."""
-        is_valid = self._policy_is_valid()
+        is_valid = self._policy_is_valid() and not self._drains()
         requests = self._queue.poll(None if is_valid else ())
         self._reached = True
         self._lost_claims, waited, self._busy = 0, self._busy, ""
@@ -224,6 +245,10 @@ class Daemon:
         if cancelled is not None:
             return job.cancel(cancelled)
         started, timing = self._clock(), self._config.timing
+        if request.manifest is not None:
+            started_at = format_time(self._now())
+            local = LocalJob(nonce=request.nonce, preset=request.manifest.preset, started_at=started_at)
+            self._note(state=State.BUSY, job=local)
         heartbeat = HeartbeatThread(
             lambda beat: self._cache.recover(lambda: claim.renew(beat)),
             interval_s=timing.heartbeat_s,
@@ -270,9 +295,10 @@ class Daemon:
             if isinstance(error, AccessDenied) and not self._reached:
                 raise  # the person who has just started it can correct that
             self._failures += 1
-            log.error("failure %d in a row, retrying: %s", self._failures, describe(error))
+            self._failure = describe(error)
+            log.error("failure %d in a row, retrying: %s", self._failures, self._failure)
             return False
-        self._failures = 0
+        self._failures, self._failure = 0, None
         if handled:
             self._active_at = self._clock()
         return handled
@@ -290,6 +316,8 @@ class Daemon:
 
     def _between_jobs(self, *, idle: bool) -> None:
         """Register, and prune a batch if it is time. What fails is logged and tried later."""
+        fault = self._config.rulebook.fault
+        self._note(state=State.IDLE, job=None, failure=self._failure or (fault and fault.message))
         if self._failures:
             return
         if idle:
@@ -304,7 +332,27 @@ class Daemon:
             log.warning("old results are not pruned: %s", describe(error))
         self._prune_at = self._clock() + pause
 
+    def _drains(self) -> bool:
+        """Whether the owner had this runner take nothing new; a change is told at once."""
+        before, self._draining = self._draining, is_draining(self._config.folder)
+        if self._draining != before:
+            log.info("draining: nothing new is taken" if self._draining else "requests are taken again")
+            self._registrar.renew()
+        return self._draining
+
+    def _note(self, **changes: Any) -> None:
+        """Tell other programs of this machine what this runner does."""
+        if self._status is None or (status := self._status.model_copy(update=changes)) == self._noted:
+            return
+        self._status = status
+        try:
+            keep_status(self._config.folder, status)
+            self._noted = status
+        except OSError as error:  # a hint: the jobs go on
+            log.warning("cannot write %s: %s", self._config.folder / STATUS, error.strerror)
+
     def _register(self, state: State, work: Work | None = None) -> None:
+        self._drains()
         self._registrar.tell(state, work, pending=len(self._queue), done=self._done)
 
     def _prune(self) -> bool:

@@ -335,7 +335,9 @@ class Job:
     def _prepare(self, side: Side) -> tuple[list[str], JobCommand]:
         """Make what a side needs; its command line, and the command that runs it in the sandbox."""
         policy, (preset, manifest) = self.config.policy, self._asked()
-        check_machine(preset, self.config)  # admission found a sandbox, and now there may be none
+        check_machine(
+            preset, self.config, side.params
+        )  # admission found a sandbox, and now there may be none
         isolation = sandbox.find_sandbox()
         self._machine |= {**isolation.enforced(network=policy.opens_network(preset)), "survivors": 0}
         if isinstance(isolation, sandbox.NoSandbox) and preset.runs_repo_code:
@@ -349,7 +351,7 @@ class Job:
             self.lay_out(side)
         dirs = side.dirs
         places = self.config.model_places(workload=dirs.workspace if preset.runs_repo_code else None)
-        self._models = models.resolve(preset.models, places)
+        self._models = models.resolve(presets.model_needs(preset, side.params), places)
         for name, model in self._models.items():
             self._say(f"model {name}: {model}")
         self._machine |= job_facts(preset, self._models)
@@ -400,7 +402,7 @@ class Job:
         if kind == "out":
             return [str(side.dirs.out / f"{name}.json")]
         if kind == "model":
-            return [str(self._models[name].folder)]
+            return [str(self._models[presets.model_names(self._asked()[0], side.params)[name]].folder)]
         if kind == "replay":
             return self._replay(side, str(side.params[name]))
         if kind == "env":
@@ -454,12 +456,14 @@ class Job:
         )
         self._say(f"its result: {believed.sentence}")
         self._say(f"made by {result.runner.name}, verified by {self.config.identity.name}: {which} runner")
-        preset = self.config.rulebook.installed.get(result.preset or "")
+        preset = self.config.presets.get(result.preset or "")
         if preset is not None:
             # Where they are not here, the engine, which compares digests, says what is missing.
             with contextlib.suppress(models.ModelMissing):
-                found = models.resolve(preset.models, self.config.model_places())
-                wanted = {switch.model for switch in switches(preset.argv)}
+                names = presets.model_names(preset, result.params)
+                needs = presets.model_needs(preset, result.params)
+                found = models.resolve(needs, self.config.model_places())
+                wanted = {names[switch.model] for switch in switches(preset.argv) if switch.model}
                 self._replayed_models = [model.folder for name, model in found.items() if name in wanted]
         return [str(path), *(f"--among={folder}" for folder in self._replayed_models)]
 

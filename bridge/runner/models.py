@@ -19,6 +19,9 @@ SHIPPED = {
     "demo-proposer": "proposer",
 }
 
+# How the names of models end that go with another one: drafters and projectors.
+COMPANIONS = ("-dflash", "-projector", "-mdlm")
+
 
 class ModelMissing(RequestRefused):
     """A model the preset names is not on this machine."""
@@ -53,8 +56,12 @@ class Places:
         if named is not None and not named.is_dir():
             message = f"{variable} is {value!r}, which is no folder"
             raise ModelMissing(message, "correct it on the runner, or unset it there")
+        configured = self.configured.get(name)
+        if configured is not None and not configured.is_dir():
+            message = f"models.{name} in the policy is {str(configured)!r}, which is no folder"
+            raise ModelMissing(message, "correct it on the runner: kakeya_mac runner models check")
         places = {
-            f"models.{name} in the policy": self.configured.get(name),
+            f"models.{name} in the policy": configured,
             variable: named,
             f"~/kakeya-models/{name}": self.home / "kakeya-models" / name,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,10 +15,11 @@ from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, mod
 
 from bridge.errors import MachineError, PolicyError
 from bridge.evidence.redact import is_secret_name
-from bridge.presets import Preset
+from bridge.presets import Preset, model_parameter
 from bridge.presets.values import ParameterBounds
 from bridge.proc import write_atomic
 from bridge.protocol.sanitize import unsafe_character
+from bridge.runner.models import COMPANIONS
 from bridge.settings import STRICT, fault_text, parse_toml, read_owned_file
 from bridge.signing.keyfiles import NAME_PATTERN, UNSIGNED
 
@@ -323,10 +324,31 @@ class Policy(PolicySection):
         for name in self.presets.keys() - presets.keys():
             message = f"policy: presets.{name} is not a preset of this machine"
             raise PolicyError(message, f"presets: {', '.join(presets)}")
-        return {name: _narrowed(preset, self._rule(preset)) for name, preset in presets.items()}
+        return {
+            name: _narrowed(_with_choices(preset, self.models), self._rule(preset))
+            for name, preset in presets.items()
+        }
 
     def _rule(self, preset: Preset) -> PresetRule:
         return self.presets.get(preset.name, PresetRule())
+
+
+def _with_choices(preset: Preset, models: Iterable[str]) -> Preset:
+    """A preset whose requests may choose its own model, or one of the owner's that has what goes with it."""
+    key, names = model_parameter(preset), set(models)
+    if key is None:
+        return preset
+    own, parameter = str(preset.params[key].default), preset.params[key]
+    needed = [name.removeprefix(own) for name in preset.models if name.startswith(f"{own}-")]
+    choices = [
+        name
+        for name in sorted(names - {own})
+        if not name.endswith(COMPANIONS)
+        and parameter.fault(name) is None
+        and names.issuperset(name + suffix for suffix in needed)
+    ]
+    narrow = parameter.narrowed(ParameterBounds(enum=(own, *choices)))
+    return preset.model_copy(update={"params": {**preset.params, key: narrow}})
 
 
 def _narrowed(preset: Preset, rule: PresetRule) -> Preset:
@@ -370,6 +392,15 @@ def default_text(*, require_signature: bool = False) -> str:
     """The policy file to start with: every default, explained."""
     strict = f"require_signature = {str(require_signature).lower()}"
     return DEFAULT_FILE.read_text(encoding="utf-8").replace("require_signature = false", strict)
+
+
+def with_model(text: str, name: str, folder: Path) -> str:
+    """The text of a policy file with one more line under ``[models]``; the other lines stay as they are."""
+    line = f"{name} = {json.dumps(str(folder))}\n"
+    header = re.search(r"^[ \t]*\[models\][^\n]*(\n|$)", text, re.MULTILINE)
+    if header is None:
+        return f"{text.rstrip()}\n\n[models]\n{line}"
+    return f"{text[: header.end()].rstrip()}\n{line}{text[header.end() :]}"
 
 
 def write_default(path: Path, text: str, *, force: bool = False) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +16,7 @@ from bridge.bus.registry import ref_name, register
 from bridge.bus.requests import RefValue
 from bridge.errors import PushRejected, RequestRefused, describe
 from bridge.git.cache import GitCache
-from bridge.presets import ModelNeed, Preset
+from bridge.presets import ModelNeed, Parameter, Preset, model_needs, model_parameter
 from bridge.protocol import runner_info
 from bridge.protocol.manifest import format_time
 from bridge.protocol.runner_info import Offer, RunnerInfo, State, Work
@@ -24,6 +24,7 @@ from bridge.protocol.sanitize import clean_line
 from bridge.runner import models
 from bridge.runner.admission import check_machine
 from bridge.runner.config import RunnerConfig
+from bridge.runner.control import DRAINS, is_draining
 from bridge.runner.machine import Fact
 from bridge.runner.store import Store
 
@@ -117,10 +118,14 @@ class Registrar:
             why = clean_line(str(error)) if isinstance(error, ValueError) else describe(error)
             log.warning("this runner is not registered: %s", why)
 
+    def renew(self) -> None:
+        """Register at the next `tell`, whenever the last one was."""
+        self._look_at = self._renew_at = float("-inf")
+
     def stopped(self, *, done: int = 0) -> None:
         """Say that this runner is gone, if it was registered."""
         if self._place is not None:
-            self._look_at = self._renew_at = float("-inf")
+            self.renew()
             self.tell(State.STOPPED, done=done)
 
     def _publish(self, info: RunnerInfo) -> None:
@@ -143,18 +148,30 @@ class Registrar:
                 found |= {name: str(model) for name, model in models.resolve(needs, places).items()}
         return {name: "missing" for needs in wanted for name in needs} | found
 
+    def _usable_models(self, preset: Preset) -> list[str]:
+        """The models that a request for a preset can choose and that are here, the preset's own first."""
+        key, usable = model_parameter(preset), list[str]()
+        for name in [] if key is None else preset.params[key].enum or ():
+            with contextlib.suppress(models.ModelMissing):
+                models.resolve(model_needs(preset, {key or "": name}), self.config.model_places())
+                usable.append(str(name))
+        return usable
+
     def _offer(self, preset: Preset) -> Offer:
         """A preset, and a clause about this runner that says why it cannot run here, or not yet."""
         policy, fault = self.config.policy, self.config.rulebook.fault
         why = None if fault is None else "its policy is broken, so it takes no request"
+        if is_draining(self.config.folder):
+            why = DRAINS
+        usable, key = self._usable_models(preset), model_parameter(preset)
         try:
             policy.check(preset)
-            check_machine(preset, self.config)
+            check_machine(preset, self.config, {key: usable[0]} if key and usable else {})
             policy.check_hours(self.now())
         except RequestRefused as refusal:
             available, why = False, why or refusal.message
         else:
-            available = fault is None
+            available = why is None
             if available and not policy.is_open(self.now()):
                 why = f"it begins jobs only within {policy.hours_text} of its local time"
         return Offer(
@@ -166,10 +183,19 @@ class Registrar:
             evidence=preset.evidence_kind,
             timeout_s=preset.timeout_s,
             parameters={
-                name: runner_info.Property.model_validate(each.keywords() | {"enum": each.enum or None})
-                for name, each in preset.params.items()
+                name: _property(each, usable if name == key else []) for name, each in preset.params.items()
             },
             available=available,
             why=None if why is None else clean_line(why, limit=1000),
             typical_s=self.store.typical_seconds(preset.name),
         )
+
+
+def _property(parameter: Parameter, models: Sequence[str]) -> runner_info.Property:
+    """A parameter as a registration shows it; `models` are those that it can choose, if it chooses one."""
+    words = parameter.keywords() | {"enum": tuple(models) or parameter.enum}
+    if parameter.format == "model":  # a choice like any other
+        del words["format"]
+        if parameter.default not in words["enum"]:
+            del words["default"]
+    return runner_info.Property.model_validate(words)

@@ -246,3 +246,38 @@ def test_run_says_at_once_which_conditions_no_live_runner_meets(repo: RepoFixtur
     assert "no live runner can take this request now: mac: the request is for machines with" in done.err
     able = repo.kakeya(*RUN, "--on", "chip=M4*,memory>=64,label=lab").json["runners"]
     assert (able["able"], list(able["unable"])) == (["mac"], ["mini"])
+
+
+def test_an_owners_preset_is_asked_for_by_what_its_runner_publishes(repo: RepoFixture):
+    own = {
+        "shots": Property(type="integer", minimum=1, maximum=9),
+        "word": Property(type="string", pattern="(a+)+"),
+    }
+    publish(repo, here(repo, presets=(offer("photo", parameters=own, aliases=("picture",)),)))
+    done = repo.kakeya(
+        "run", "--preset", "picture", "-p", "shots=3", "-p", "word=x", "--require-runner", "--json"
+    )
+    assert done.code == 0, done.err
+    assert "photo is not installed here" in done.err
+    assert (done.json["preset"], done.json["commit_measured"]) == ("photo", None)
+    assert done.json["runners"]["able"] == ["mac"]
+    wrong = repo.kakeya("run", "--preset", "photo", "-p", "shots=10", "-p", "word=x")
+    assert (wrong.code, "10 is greater than the maximum of 9" in wrong.err) == (2, True)
+    unknown = repo.kakeya("run", "--preset", "foto")
+    assert (unknown.code, "no preset is named 'foto' here, and no live runner on" in unknown.err) == (2, True)
+
+
+def test_require_runner_pushes_nothing_that_no_live_runner_takes(repo: RepoFixture):
+    publish(repo, here(repo, presets=(offer("probe", available=False, why="it is draining"),)))
+    before = repo.remote_refs()
+    done = repo.kakeya("run", "--preset", "probe", "--require-runner", "--json")
+    assert (done.code, done.json["error"]) == (9, "NoRunner")
+    assert "nothing was pushed" in done.json["message"]
+    assert "mac: it is draining" in done.json["message"]
+    assert repo.remote_refs() == before
+    # Without it the request waits; what is known is said.
+    waits = repo.kakeya("run", "--preset", "probe", "--json")
+    assert (waits.code, waits.json["commit_measured"]) == (0, False)
+    assert "mac: it is draining" in waits.err
+    [row] = repo.kakeya("queue", "--json").json["requests"]
+    assert row["commit_measured"] is False

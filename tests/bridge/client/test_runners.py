@@ -162,3 +162,9 @@ def test_a_remote_that_is_away_and_a_damaged_key_list_are_errors(bus: BusFixture
     remote = Remote(bus.remote, bus.remote, refs.audience_of(bus.remote))
     with pytest.raises(KeyListError, match=":1: 'ssh-ed25519 A"):
         read_runners(config, bus.git, remote)
+
+
+def test_parameters_outside_a_runners_bounds_are_an_obstacle(config: settings.Settings):
+    found = ask(config, seen(), params={"limit": 10})
+    assert found.able == ()
+    assert "limit: 10 is greater than the maximum of 9" in found.unable["mac"]

@@ -114,6 +114,11 @@ def test_a_runner_need_not_be_asked_in_a_clone(
     found = {each.name: each for each in doctor.examine("runner", own, Path.cwd(), prefix=tmp_path)}
     assert found["remote"].level is (Level.WARN if named == "nowhere" else Level.OK), found["remote"]
     assert ("git server" in found) == ("load" in found) == (named != "nowhere")
+    assert ("setup" in found) == (named == "by setup")
+    if (
+        made := found.pop("setup", None)
+    ) is not None:  # what `runner check` finds: this is no Mac that is set up
+        assert (made.level, "machine: " in made.finding) == (Level.FAIL, True)
     said = " ".join(f"{check.finding} {check.fix}" for check in found.values())
     assert "git repository" not in said
     assert "checkout" not in said

@@ -23,6 +23,7 @@ def test_defaults_are_filled_in_and_given_values_kept() -> None:
         "block": "auto",
         "chat": False,
         "thinking": "default",
+        "model": "gemma-4-26b-a4b",
     }
 
 

@@ -114,16 +114,20 @@ def test_shipped_model_is_found_by_name_on_every_machine(tmp_path: Path, metal: 
 
 @pytest.mark.parametrize("metal", [True, False])
 def test_the_refusal_lists_every_place(tmp_path: Path, metal: bool) -> None:
-    here = places(
-        tmp_path, metal=metal, configured={"gemma-4": tmp_path / "gone"}, workload=tmp_path / "workload"
-    )
+    here = places(tmp_path, metal=metal, workload=tmp_path / "workload")
     with pytest.raises(ModelMissing) as caught:
         models.resolve({"gemma-4": ModelNeed(mac="Gemma 4")}, here)
     assert caught.value.message == (
-        "the model gemma-4 is not on this machine; looked at: models.gemma-4 in the policy (no folder);"
+        "the model gemma-4 is not on this machine; looked at: models.gemma-4 in the policy (not set);"
         " KAKEYA_MODEL_GEMMA_4 (not set); ~/kakeya-models/gemma-4 (no folder);"
         " models/gemma-4 of the workload (no folder)"
     )
+
+
+def test_a_path_of_the_policy_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    at_home(tmp_path, "big")  # which does not take its place
+    with pytest.raises(ModelMissing, match=r"models\.big in the policy is '/absent', which is no folder"):
+        models.resolve(TARGET, places(tmp_path, configured={"big": Path("/absent")}))
 
 
 def test_weights_that_are_lfs_pointers_are_refused(tmp_path: Path) -> None:
