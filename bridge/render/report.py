@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -43,9 +43,9 @@ from evidence_format.paired import Paired
 from evidence_format.verification import Verification
 
 MOST_BYTES = 2_000_000
-# What a page shows of one report and how many reports, from all to little, until it is small enough.
+# Rows of a table, and reports on the page, from all to little, until the page is small enough.
 _LIMITS = ((300, 8), (40, 8), (10, 3), (0, 1))
-_RESAMPLED = 200  # samples that an interval is computed from
+_RESAMPLED = 60  # samples that an interval is computed from
 _WIDTH, _ROW, _TOP = 360.0, 34.0, 6.0  # of a chart, in its own units
 _LONGEST = 24  # tokens of a round that have a column of their own
 _NAME = 22  # characters of an arm's name in a chart
@@ -128,7 +128,7 @@ def html(subjects: Sequence[Subject], compared: Sequence[str] = ()) -> str:
     page = ""
     for rows, reports in _LIMITS:
         page = _template().render(
-            blocks=[_block(subject, rows, reports) for subject in subjects],
+            blocks=[_block(subject, rows, max(1, reports // len(subjects))) for subject in subjects],
             comparison=_comparison(subjects) if len(subjects) > 1 else None,
             compared=compared,
             version=__version__,
@@ -227,7 +227,8 @@ def _block(subject: Subject, rows: int, reports: int) -> Block:
 def _file_facts(judgements: Mapping[str, Judgement]) -> Iterator[tuple[str, str]]:
     for judgement in judgements.values():
         yield "kind", judgement.kind or "not a report that can be read"
-        request = (judgement.report or judgement.paired) and (judgement.report or judgement.paired).request
+        record = judgement.report or judgement.paired
+        request = None if record is None else record.request
         if request is not None:
             yield "stated request", request.nonce
             yield "stated workload commit", request.workload_sha
@@ -370,13 +371,13 @@ def _speed(report: Report, of: str, rows: int) -> Section:
             (arm.name, _range(speed, number_text), _spread([1 / step for step in steps], rows), speed)
         )
         cells = (str(len(steps)), _range(speed, number_text), _range(ratio, ratio_text))
-        intervals.append((arm.name, _ROLES[arm.role], *cells))
+        intervals.append((arm.name, *cells))
     said = "; ".join(f"{name}: {text}" for name, text, *_ in strips[:8])
     description = f"One dot a sample, the bar is the interval at {CONFIDENCE:.0%}. Tokens per second: {said}."
     against = "" if plain is None else f" to {plain.name}"
     summary_table = DataTable(
         f"Typical speed and its {CONFIDENCE:.0%} interval{of}",
-        ("arm", "role", "samples", "decode tok/s", f"ratio{against}"),
+        ("arm", "samples", "decode tok/s", f"ratio{against}"),
         intervals,
     )
     samples = [
@@ -599,10 +600,13 @@ def _interval(logs: Sequence[float], seed: str) -> Interval | None:
     """The trimmed mean of logarithms with its interval, as values; None: too few, or they cannot tell."""
     if len(logs) < FEWEST_SAMPLES:
         return None
-    found = estimate(_spread(logs, _RESAMPLED), seed)
+    found = _estimate(tuple(_spread(logs, _RESAMPLED)), seed)
     if not found.half < _USELESS:
         return None
     return tuple(math.exp(found.center + side * found.half) for side in (0, -1, 1))  # type: ignore[return-value]
+
+
+_estimate = lru_cache(1024)(estimate)  # a page is made again while it is too large
 
 
 def _range(found: Interval | None, text: Any) -> str:
