@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -43,8 +43,8 @@ from evidence_format.paired import Paired
 from evidence_format.verification import Verification
 
 MOST_BYTES = 2_000_000
-# Rows of a table, and reports on the page, from all to little, until the page is small enough.
-_LIMITS = ((300, 8), (40, 8), (10, 3), (0, 1))
+# Rows of a table, reports on the page and characters of a text, until the page is small enough.
+_LIMITS = ((300, 8, 1000), (40, 8, 400), (10, 4, 100), (0, 1, 50), (0, 0, 50))
 _RESAMPLED = 60  # samples that an interval is computed from
 _WIDTH, _ROW, _TOP = 360.0, 34.0, 6.0  # of a chart, in its own units
 _LONGEST = 24  # tokens of a round that have a column of their own
@@ -126,11 +126,13 @@ def html(subjects: Sequence[Subject], compared: Sequence[str] = ()) -> str:
     `compared`: what a comparison of them found.
     """
     page = ""
-    for rows, reports in _LIMITS:
-        page = _template().render(
-            blocks=[_block(subject, rows, max(1, reports // len(subjects))) for subject in subjects],
+    for rows, reports, characters in _LIMITS:
+        each = max(1, reports // len(subjects)) if reports else 0
+        page = _template(characters).render(
+            blocks=[_block(subject, rows, each) for subject in subjects],
             comparison=_comparison(subjects) if len(subjects) > 1 else None,
             compared=compared,
+            characters=characters if characters < _LIMITS[0][2] else None,
             version=__version__,
         )
         if len(page.encode()) <= MOST_BYTES:
@@ -155,11 +157,11 @@ def markdown(subjects: Sequence[Subject], compared: Sequence[str], most: int) ->
 
 
 @cache
-def _template() -> Template:
+def _template(characters: int) -> Template:
     environment = Environment(
         loader=PackageLoader("bridge", "render"),
         autoescape=True,
-        finalize=_shown,
+        finalize=partial(_shown, characters),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -167,10 +169,10 @@ def _template() -> Template:
     return environment.get_template("report.html.jinja")
 
 
-def _shown(value: Any) -> Any:
+def _shown(characters: int, value: Any) -> Any:
     """A value on its way into the page; jinja2 escapes it afterwards, except what a macro made."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return clean_line(value, limit=1000)
+        return clean_line(value, limit=characters)
     return value
 
 

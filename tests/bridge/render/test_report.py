@@ -115,7 +115,7 @@ def test_a_page_over_its_limit_leaves_rows_out_and_says_so(monkeypatch: pytest.M
     whole = html([subject(judge(dump(reports.throughput())))])
     assert "are shown" not in whole
     monkeypatch.setattr(report, "MOST_BYTES", len(whole) - 1)
-    monkeypatch.setattr(report, "_LIMITS", ((300, 8), (5, 8)))
+    monkeypatch.setattr(report, "_LIMITS", ((300, 8, 1000), (5, 8, 1000)))
     small = html([subject(judge(dump(reports.throughput())))])
     assert "5 of 16 rows are shown, to keep this page small" in small
 
