@@ -29,7 +29,7 @@ SHOTS = {
 
 def main() -> None:
     from bridge.evidence.gate import judge_file
-    from bridge.render.report import Subject, html
+    from bridge.render.report import ReportSubject, html
 
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
@@ -40,7 +40,7 @@ def main() -> None:
         for name, (report, section, width, height, scheme) in SHOTS.items():
             path = Path("benchmarks/results") / f"{report}.json"
             page_file = Path(folder) / f"{report}.html"
-            page_file.write_text(html([Subject(str(path), {path.name: judge_file(ROOT / path)})]))
+            page_file.write_text(html([ReportSubject(str(path), {path.name: judge_file(ROOT / path)})]))
             view = {"width": width, "height": height}
             page = browser.new_page(viewport=view, color_scheme=scheme)
             page.goto(page_file.as_uri())

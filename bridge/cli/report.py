@@ -17,7 +17,7 @@ from bridge.errors import BridgeError, MachineError
 from bridge.evidence.gate import judge_file
 from bridge.github.comment import put_comment
 from bridge.proc import write_atomic
-from bridge.render.report import Subject, html, markdown
+from bridge.render.report import ReportSubject, html, markdown
 
 MOST = 8  # requests and files on a page
 # GitHub's limits: of a comment 65,536 characters, of a step's summary 1 MiB.
@@ -77,8 +77,8 @@ def report(
         link = connect(settings.load(remote=remote, allow_unsigned=allow_unsigned or None))
         address = link.bus.address
         judged = [fetch_judged(link, handle) for handle in handles]
-    subjects = [Subject(each.believed.result.nonce, each.judgements, each) for each in judged]
-    subjects += [Subject(str(path), {path.name: judge_file(path)}) for path in files]
+    subjects = [ReportSubject(each.believed.result.nonce, each.judgements, each) for each in judged]
+    subjects += [ReportSubject(str(path), {path.name: judge_file(path)}) for path in files]
     compared = [line for other in judged[1:] for line in _compare(judged[0], other)]
     kind = kind or ("markdown" if output is None else "html")
     page = html(subjects, compared) if kind == "html" else markdown(subjects, compared, _SUMMARY)

@@ -56,7 +56,7 @@ _USELESS = 3.0
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportSubject:
     """What a page is about: a request's judged result, or a file on this machine."""
 
     name: str  # the handle, or the path
@@ -120,7 +120,7 @@ class Block:
     sections: list[Section]
 
 
-def html(subjects: Sequence[Subject], compared: Sequence[str] = ()) -> str:
+def html(subjects: Sequence[ReportSubject], compared: Sequence[str] = ()) -> str:
     """The page, of at most `MOST_BYTES` bytes; it says what it leaves out.
 
     `compared`: what a comparison of them found.
@@ -140,7 +140,7 @@ def html(subjects: Sequence[Subject], compared: Sequence[str] = ()) -> str:
     raise ValueError(f"the page has {len(page.encode())} bytes, more than {MOST_BYTES}")
 
 
-def markdown(subjects: Sequence[Subject], compared: Sequence[str], most: int) -> str:
+def markdown(subjects: Sequence[ReportSubject], compared: Sequence[str], most: int) -> str:
     """The same in GitHub's Markdown, without charts, of at most `most` characters."""
     parts = []
     if len(subjects) > 1:
@@ -179,7 +179,7 @@ def _shown(characters: int, value: Any) -> Any:
 # Blocks and sections --------------------------------------------------------------------------------------
 
 
-def _block(subject: Subject, rows: int, reports: int) -> Block:
+def _block(subject: ReportSubject, rows: int, reports: int) -> Block:
     judged, shown = subject.judged, dict(list(subject.judgements.items())[:reports])
     sections: list[Section] = []
     for path, judgement in shown.items():
@@ -552,7 +552,7 @@ def _environment(report: Report, of: str) -> Section:
     return Section(f"Environment and configuration{of}", tables=tables)
 
 
-def _comparison(subjects: Sequence[Subject]) -> EvidenceTable:
+def _comparison(subjects: Sequence[ReportSubject]) -> EvidenceTable:
     """The subjects next to each other."""
     columns = [dict(_compared_facts(subject)) for subject in subjects]
     names = dict.fromkeys(name for column in columns for name in column)
@@ -560,7 +560,7 @@ def _comparison(subjects: Sequence[Subject]) -> EvidenceTable:
     return EvidenceTable(("", *(clean_line(subject.name, limit=60) for subject in subjects)), rows)
 
 
-def _compared_facts(subject: Subject) -> Iterator[tuple[str, str]]:
+def _compared_facts(subject: ReportSubject) -> Iterator[tuple[str, str]]:
     judged = subject.judged
     if judged is not None:
         result = judged.believed.result

@@ -137,7 +137,7 @@ def test_every_answer_fences_what_others_wrote(scene: Scene):
                 result = await client.call_tool(name, arguments)
                 assert not result.is_error, said(result)
                 text = said(result)
-                assert ORDER in text, name
+                assert ORDER in text.replace("&#58;", ":"), name
                 assert not [line for line in outside_fences(text) if "ignore your" in line], name
                 assert unsafe_character(text.replace("\n", "")) is None
                 for key, value in document(result).items():

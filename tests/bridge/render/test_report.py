@@ -11,7 +11,7 @@ import pytest
 from bridge.evidence.gate import Judgement, judge
 from bridge.protocol.result import Status, Violation
 from bridge.render import report
-from bridge.render.report import Subject, html, markdown
+from bridge.render.report import ReportSubject, html, markdown
 from evidence_format.model import Report
 from tests.bridge.evidence import reports, test_paired
 from tests.bridge.evidence.reports import dump
@@ -47,8 +47,8 @@ class Page(HTMLParser):
         self.tag = ""
 
 
-def subject(judgement: Judgement, name: str = "report.json") -> Subject:
-    return Subject(name, {"report.json": judgement})
+def subject(judgement: Judgement, name: str = "report.json") -> ReportSubject:
+    return ReportSubject(name, {"report.json": judgement})
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_largest_results_fit_a_page() -> None:
         ),
         violations=tuple(Violation(code="SCHEMA", message=name * 5) for _ in range(100)),
     )
-    page = html([Subject("file", {f"{number}.json": large for number in range(30)}) for _ in range(2)])
+    page = html([ReportSubject("file", {f"{number}.json": large for number in range(30)}) for _ in range(2)])
     assert len(page.encode()) <= 2_000_000
     assert "more reports of this result are not shown" in page
 
@@ -157,7 +157,7 @@ def test_several_are_compared_side_by_side() -> None:
 
 def test_a_request_says_what_ran_and_markdown_is_cut_to_the_limit_of_a_comment() -> None:
     request = replace(judged(), judgements={"report.json": judge(dump(reports.throughput()))})
-    one = Subject(reports.NONCE, request.judgements, request)
+    one = ReportSubject(reports.NONCE, request.judgements, request)
     page = " ".join(Page(html([one])).words)
     assert "installed on the Mac; the commit was not measured" in page
     assert request.believed.result.request_commit in page

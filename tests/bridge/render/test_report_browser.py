@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from bridge.evidence.gate import judge, judge_file
 from bridge.protocol.result import Status, Violation
-from bridge.render.report import Subject, html
+from bridge.render.report import ReportSubject, html
 from tests.bridge.evidence import reports, test_paired
 from tests.bridge.evidence.reports import dump
 from tests.bridge.render.test_evidence import HOSTILE, judged
@@ -41,8 +41,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     broken = tuple(Violation(code="SCHEMA", message=HOSTILE * 9) for _ in range(3))
     request = judged(Status.REJECTED, HOSTILE, broken)
     evidence = {"paired.json": judge(dump(test_paired.record())), "report.json": judge(dump(reports.kv()))}
-    subjects = {name: [Subject(f"{name}.json", {name: each})] for name, each in judgements.items()}
-    subjects["request"] = [Subject(reports.NONCE, evidence, replace(request, judgements=evidence))]
+    subjects = {name: [ReportSubject(f"{name}.json", {name: each})] for name, each in judgements.items()}
+    subjects["request"] = [ReportSubject(reports.NONCE, evidence, replace(request, judgements=evidence))]
     subjects["comparison"] = [subjects["throughput-code"][0], subjects["request"][0]]
     folder = tmp_path_factory.mktemp("pages")
     for name, given in subjects.items():
