@@ -10,7 +10,7 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE # where nothing compiled is kept, every program compiles all of its imports anew
 
-.PHONY: setup demo test lint workflows types docs site bench peers peers-env slow e2e forge attestations faults soak exhaustive fuzz bandit audit clean help
+.PHONY: setup demo test lint workflows types docs site bench peers peers-env slow e2e forge attestations faults soak exhaustive screenshots fuzz bandit audit clean help
 
 $(STAMP): pyproject.toml uv.lock scripts/requirements-build.txt
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -60,6 +60,9 @@ soak: $(STAMP) ## CLIENTS (16) at one server for SECONDS (300), by SEED (1), wit
 
 exhaustive: $(STAMP) ## full products of what even the slow tests sample (most of an hour)
 	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800 --deselect tests/bridge/cli/test_attest.py
+
+screenshots: $(STAMP) ## docs/images: the page of a report as Chromium shows it (install that first)
+	@$(BIN)/python scripts/screenshots.py
 
 FUZZ_S ?= 60
 FUZZED ?= manifest claim registration result cancel report preset policy

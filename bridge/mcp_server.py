@@ -130,6 +130,14 @@ class ComparisonAnswer(CommandAnswer):
     verdict: str | None = Field(None, description="faster, slower, no_difference or inconclusive.")
 
 
+class ReportAnswer(CommandAnswer):
+    """Finished requests for people to read."""
+
+    handles: list[str] | None = None
+    markdown: str | None = Field(None, description="The page without charts: GitHub's Markdown.")
+    output: str | None = Field(None, description="Where the HTML page is; null: none was asked for.")
+
+
 class DoctorAnswer(CommandAnswer):
     """What this machine needs, and whether that is there."""
 
@@ -247,6 +255,8 @@ def _lines(document: Mapping[str, Any], shown: Sequence[str]) -> Iterator[str]:
 
 def _text(key: str, value: Any) -> str:
     match key, value:
+        case "markdown", str():
+            return f"\n{value[:_MAX_LOG]}"
         case "logs", dict():  # bounded already
             return "".join(f"\n[{name}]\n{text}" for name, text in value.items())
         case "presets", list():
@@ -518,6 +528,29 @@ async def mac_compare(
     """
     document = await run_command("compare", *option("remote", remote), "--", handle, against)
     return answer(document, _COMPARISON, next_call("mac_result", handle=handle, remote=remote))
+
+
+@tool("A page for people", idempotent=False)
+async def mac_report(
+    handles: Annotated[
+        list[str],
+        Field(min_length=1, max_length=8, description="Of finished requests; several are compared."),
+    ],
+    output: Annotated[
+        str | None, Field(description="A new file, which gets the page as HTML with charts.")
+    ] = None,
+    remote: Remote = None,
+) -> Annotated[CallToolResult, ReportAnswer]:
+    """Show finished requests as Markdown for a pull request or an issue, and as one HTML file if asked."""
+    if output is not None and os.path.lexists(output):
+        message = f"the file {clean(output)[:200]!r} exists"
+        refusal = {"status": "error", "error": "FileExists", "exit_code": 2, "message": message}
+        again = next_call("mac_report", handles=handles, output="another path", remote=remote)
+        return answer(refusal, _ERROR, again)
+    words = [*option("output", output), *option("remote", remote)]
+    document = await run_command("report", *words, "--", *handles)
+    shown = ("status", "handles", "output", "markdown")
+    return answer(document, shown, next_call("mac_result", handle=document["handles"][0], remote=remote))
 
 
 @tool("What is missing here", reads=True)

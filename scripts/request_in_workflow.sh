@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a workflow's step does to ask for a request and gate on it; action.yml gives it its inputs as variables.
-# usage: request_in_workflow.sh KAKEYA_MAC   (PRESET, PARAMS, REF, WAIT, TRANSPORT, REMOTE, TRUSTED_RUNNERS)
+# usage: request_in_workflow.sh KAKEYA_MAC   (PRESET, PARAMS, REF, WAIT, TRANSPORT, REMOTE, TRUSTED_RUNNERS, PULL_REQUEST)
 set -euo pipefail
 kakeya_mac=${1:?usage: request_in_workflow.sh KAKEYA_MAC}
 python=$(dirname "$kakeya_mac")/python
@@ -11,7 +11,8 @@ answer=$own/answer.json
 export KAKEYA_CONFIG=$own/config
 
 arguments=(--preset "$PRESET" --ref "${REF:-HEAD}" --transport "$TRANSPORT" --wait "$WAIT" -o "$report" --json)
-if [ -n "$REMOTE" ]; then arguments+=(--remote "$REMOTE"); fi
+page=(--format markdown)
+if [ -n "$REMOTE" ]; then arguments+=(--remote "$REMOTE") page+=(--remote "$REMOTE"); fi
 while IFS= read -r line || [ -n "$line" ]; do
   if [ -n "$line" ]; then arguments+=(-p "$line"); fi
 done <<<"$PARAMS"
@@ -19,7 +20,8 @@ while read -r name key; do
   if [ -n "$name" ]; then "$kakeya_mac" runners trust "$name" --key "$key"; fi
 done <<<"${TRUSTED_RUNNERS//$'\r'/}"
 # As action.yml says: without keys every result counts, for whoever may push here may change the workflow, too.
-if [ -z "${TRUSTED_RUNNERS//[[:space:]]/}" ]; then arguments+=(--allow-unsigned); fi
+if [ -z "${TRUSTED_RUNNERS//[[:space:]]/}" ]; then arguments+=(--allow-unsigned) page+=(--allow-unsigned); fi
+if [ -n "${PULL_REQUEST:-}" ]; then page+=(--comment "$PULL_REQUEST"); fi
 
 code=0
 "$kakeya_mac" run "${arguments[@]}" >"$answer" || code=$?
@@ -41,4 +43,11 @@ for name, value in outputs.items():
     mark = f"kakeya_{secrets.token_hex(16)}"
     print(f"{name}<<{mark}\n{value}\n{mark}")
 PYTHON
+
+# The same for people: on the run's page, and in the comment. The verdict is there already, so a failure only warns.
+if [ -d "$report" ]; then
+  nonce=$("$python" -I -c 'import json, sys; print(json.loads(open(sys.argv[1]).readlines()[-1])["nonce"])' "$answer")
+  "$kakeya_mac" report "$nonce" "${page[@]}" >>"${GITHUB_STEP_SUMMARY:-/dev/null}" \
+    || echo "::warning::the report is not on this page or not in the pull request, see above"
+fi
 exit "$code"

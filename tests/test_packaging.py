@@ -101,6 +101,7 @@ def test_licences_are_those_of_the_installed_packages():
             metadata = importlib.metadata.metadata(name)
             keys = ("License-Expression", "License", "Classifier")
             said = " ".join(str(metadata.get_all(key)) for key in keys)
+            said += importlib.metadata.distribution(name).read_text("licenses/LICENSE") or ""
             first = licence.partition(" ")[0]
             words = {"Apache-2.0": ("Apache-2.0", "Apache Software License", "Apache")}.get(first, (first,))
             assert any(word in said for word in words), f"{name}: {said[:300]}"

@@ -44,6 +44,7 @@ COMMANDS = {
     "history": "Finished requests, the archived ones too.",
     "prune": "Archive old results, then delete their branches.",
     "key": "Which key signs your requests, and what to give to a Mac's owner.",
+    "report": "One page for people: verdict, figures, charts; also as Markdown, also of several requests.",
     "compare": "Which of two finished requests was faster.",
     "gate": "Judge evidence files.",
     "mcp": "Serve an agent's tools over the Model Context Protocol.",

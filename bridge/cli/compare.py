@@ -15,6 +15,7 @@ from bridge.evidence.paired import compare_reports
 from bridge.protocol.result import WEIGHTS_FACT, Status
 from bridge.protocol.sanitize import clean_line
 from evidence_format.model import Report
+from evidence_format.paired import PairedSummary
 
 
 @click.command(
@@ -39,18 +40,8 @@ def compare(link: Connection, handle: str, against: str, as_json: bool) -> int:
     The same machine was not the same at both times, so what is compared is each side's step in units of
     mlx-lm's plain step, which its own report measured in turns with it.
     """
-    own, other = (_fetch(link, each) for each in (handle, against))
-    for name, (left, right) in _must_agree(own, other).items():
-        if left != right:
-            raise ParameterError(
-                f"the two requests differ in {name}: {clean_line(str(left))} and {clean_line(str(right))}",
-                "compare both in one job: kakeya_mac run --against, or --against-params",
-            )
-    seed = f"{own.believed.result.nonce} {other.believed.result.nonce}"
-    try:
-        found = compare_reports(_report(own), _report(other), seed)
-    except ValueError as error:
-        raise ParameterError(f"a report cannot be compared: {error}") from None
+    own, other = (fetch_judged(link, each) for each in (handle, against))
+    found = compare_judged(own, other)
     left, right = own.believed.result, other.believed.result
     document = {
         "status": "compared",
@@ -65,6 +56,36 @@ def compare(link: Connection, handle: str, against: str, as_json: bool) -> int:
         **found.model_dump(mode="json", exclude={"blocks"}),
         "prompts": found.blocks,
     }
+    return show(
+        as_json,
+        document,
+        verdict_lines(own, other, found),
+        untrusted=("preset", "runner", "params", "against_params"),
+    )
+
+
+def compare_judged(own: Judged, other: Judged) -> PairedSummary:
+    """Compare two passed requests; an error says why these two cannot be compared."""
+    for judged in (own, other):
+        if judged.verdict.status is not Status.PASSED:
+            nonce, status = judged.believed.result.nonce, judged.verdict.status
+            raise EvidenceError(f"the request {nonce} is {status}, so its figures are not compared")
+    for name, (left, right) in _must_agree(own, other).items():
+        if left != right:
+            raise ParameterError(
+                f"the two requests differ in {name}: {clean_line(str(left))} and {clean_line(str(right))}",
+                "compare both in one job: kakeya_mac run --against, or --against-params",
+            )
+    seed = f"{own.believed.result.nonce} {other.believed.result.nonce}"
+    try:
+        return compare_reports(_report(own), _report(other), seed)
+    except ValueError as error:
+        raise ParameterError(f"a report cannot be compared: {error}") from None
+
+
+def verdict_lines(own: Judged, other: Judged, found: PairedSummary) -> list[str]:
+    """What a comparison found, for people. Each is one line."""
+    left, right = own.believed.result, other.believed.result
     lines = [f"{found.verdict.upper()}  {left.nonce} against {right.nonce} ({clean_line(str(left.preset))})"]
     if found.ratio is not None:
         low, high = found.interval or (None, None)
@@ -77,19 +98,16 @@ def compare(link: Connection, handle: str, against: str, as_json: bool) -> int:
         if left.params.get(name) != right.params.get(name):
             values = (str(side.params.get(name)) for side in (left, right))
             lines.append(f"  {name}: {clean_line(' against '.join(values))}")
-    return show(as_json, document, lines, untrusted=("preset", "runner", "params", "against_params"))
+    return lines
 
 
-def _fetch(link: Connection, handle: str) -> Judged:
+def fetch_judged(link: Connection, handle: str) -> Judged:
+    """The judged result of a finished request."""
     config = link.config
     _, fetched = link.look_up_result(handle)
     allow = config.allow_unsigned
     believed = believe(fetched, trusted=config.trusted_runners, allow_unsigned=allow, bound=False)
-    judged = judge(believed, installed=presets.load_all(config.presets), allow_unsigned=allow)
-    if judged.verdict.status is not Status.PASSED:
-        nonce, status = judged.believed.result.nonce, judged.verdict.status
-        raise EvidenceError(f"the request {nonce} is {status}, so its figures are not compared")
-    return judged
+    return judge(believed, installed=presets.load_all(config.presets), allow_unsigned=allow)
 
 
 def _report(judged: Judged) -> Report:

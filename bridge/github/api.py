@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from bridge import __version__, errors
 from bridge.bus.requests import WORKFLOW_NAME
@@ -32,6 +32,7 @@ API = "https://api.github.com"
 TOKEN_VARIABLES = ("KAKEYA_GITHUB_TOKEN", "GITHUB_TOKEN", "GH_TOKEN")
 MAC_JOB = "run"  # its name in mac-bridge.yaml
 MAX_ROWS = 100  # of a list: the API's longest page
+MAX_PAGES = 30  # of comments
 # Where a token may be sent: over TLS, or to this machine.
 _SAFE_API = re.compile(
     r"(https://([\w.-]+|\[[0-9a-f:]+\])|http://(localhost|127(\.\d+){3}|\[::1\]))(:\d{1,5})?(/[^?#@\s]*)?",
@@ -66,7 +67,7 @@ Text = Annotated[str, AfterValidator(clean_line)]  # others may have written it
 # RFC 3339, as the server writes it. Gitea writes the beginning of its calendar for "not yet".
 Moment = Annotated[Text, AfterValidator(lambda text: text if text >= "2000" else None)]
 Query = Mapping[str, str | int | None] | None
-Record = TypeVar("Record", bound="_Answer")
+Record = TypeVar("Record", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,24 @@ class _Dispatched(_Answer):
     workflow_run_id: int
 
 
+class _Author(_Answer):
+    type: Text = ""  # ``User`` or ``Bot``
+
+
+class CommentRecord(_Answer):
+    """A comment on a pull request. Its text is as it was written."""
+
+    id: int
+    url: Text = Field("", alias="html_url")
+    body: str | None = None
+    author: _Author | None = Field(None, alias="user")
+    association: Text = Field("", alias="author_association")
+
+
+class _CommentList(RootModel[tuple[CommentRecord, ...]]):
+    pass
+
+
 class _Refused(_Answer):
     message: str = ""
 
@@ -336,6 +355,31 @@ class GitHub:
             return _parse(_Dispatched, answer, what).workflow_run_id
         except ApiError:  # the run started, whatever the body is
             return None
+
+    def comments(self, number: int) -> Iterator[CommentRecord]:
+        """The comments on a pull request, the oldest first (pull-requests: read)."""
+        what = f"the comments on the pull request {number}"
+        for page in range(1, MAX_PAGES + 1):
+            query: Query = {"per_page": MAX_ROWS, "page": page}
+            answer = self._call("GET", f"/issues/{number}/comments", what, query=query)
+            rows = _parse(_CommentList, answer, what).root
+            yield from rows
+            if len(rows) < MAX_ROWS:
+                return
+
+    def write_comment(self, number: int, body: str, comment: int | None) -> CommentRecord:
+        """Edit a comment on a pull request, or add one for None (pull-requests: write)."""
+        method, path = "POST", f"/issues/{number}/comments"
+        if comment is not None:
+            method, path = "PATCH", f"/issues/comments/{comment}"
+        what = f"writing the comment on the pull request {number}"
+        try:
+            return _parse(CommentRecord, self._call(method, path, what, body={"body": body}), what)
+        except errors.ScopeMissing as error:
+            error.remedy = (
+                "the token needs pull-requests: write; that of a pull request from a fork never has it"
+            )
+            raise
 
     def facts(self) -> RepositoryFacts:
         """Whether the repository is private, and its default branch (metadata: read)."""

@@ -6,7 +6,7 @@ Figures come from the gate's recomputation. Names and messages came over the bus
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -167,14 +167,28 @@ def summary(nonce: str, judged: Judged | None) -> str:
     status, preset = judged.verdict.status, escaped(judged.believed.result.preset or "")
     lines = [f"## {_SIGNS.get(status, '⛔')} {status.upper()} {preset}".rstrip(), ""]
     lines += [f"- {escaped(line)}" for line in outcome_lines(judged)]
-    for path, judgement in judged.judgements.items():
-        lines += ["", f"### Evidence: {escaped(path)}", ""]
+    lines += markdown_evidence(judged.judgements)
+    return shortened("\n".join([*lines, ""]), MOST_CHARACTERS)
+
+
+def markdown_evidence(judgements: Mapping[str, Judgement]) -> Iterator[str]:
+    """Judged reports, by path, as lines of Markdown."""
+    for path, judgement in judgements.items():
+        yield from ("", f"### Evidence: {escaped(path)}", "")
         for table in evidence_tables(judgement):
-            lines += [_row(table.headings), f"|{' --- |' * len(table.headings)}", *map(_row, table.rows), ""]
-    text = "\n".join([*lines, ""])
-    if len(text) <= MOST_CHARACTERS:
-        return text
-    return text[:MOST_CHARACTERS].rpartition("\n")[0] + "\n\n... cut here; the whole is in the result\n"
+            yield markdown_table(table)
+
+
+def markdown_table(table: EvidenceTable) -> str:
+    """A table in Markdown, with an empty line at its end."""
+    rule = f"|{' --- |' * len(table.headings)}"
+    return "\n".join([_row(table.headings), rule, *map(_row, table.rows), ""])
+
+
+def shortened(text: str, most: int) -> str:
+    """A Markdown text of at most `most` characters; one that is cut says so."""
+    note = "\n\n... cut here; the whole is in the result\n"
+    return text if len(text) <= most else text[: most - len(note)].rpartition("\n")[0] + note
 
 
 def escaped(text: str) -> str:

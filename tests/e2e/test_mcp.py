@@ -105,6 +105,13 @@ def test_a_client_drives_a_request_to_its_verdict(repo: RepoFixture):
             logs = document(await client.call_tool("mac_logs", {"handle": handle}))
             assert logs["logs"] == {"log.txt": "hello"}
             assert not logs["truncated"]
+            page = str(repo.root / "report.html")
+            reported = await client.call_tool("mac_report", {"handles": [handle], "output": page})
+            assert "PASSED hello" in document(reported)["markdown"]
+            assert Path(page).read_text().startswith("<!doctype html>")
+            again = await client.call_tool("mac_report", {"handles": [handle], "output": page})
+            assert again.is_error
+            assert "exists" in said(again)
             with pytest.raises(MCPError, match="no report"):
                 await client.read_resource(f"kakeya-mac://results/{handle}/report")
 
@@ -118,6 +125,7 @@ def test_every_answer_fences_what_others_wrote(scene: Scene):
     calls: list[tuple[str, dict[str, Any]]] = [
         ("mac_status", {"handle": scene.running}),
         ("mac_result", {"handle": scene.answered}),
+        ("mac_report", {"handles": [scene.answered]}),
         ("mac_logs", {"handle": scene.running}),
         ("mac_logs", {"handle": scene.answered}),
         ("mac_presets", {"live": True}),
@@ -129,7 +137,7 @@ def test_every_answer_fences_what_others_wrote(scene: Scene):
                 result = await client.call_tool(name, arguments)
                 assert not result.is_error, said(result)
                 text = said(result)
-                assert ORDER in text, name
+                assert ORDER in text.replace("&#58;", ":"), name
                 assert not [line for line in outside_fences(text) if "ignore your" in line], name
                 assert unsafe_character(text.replace("\n", "")) is None
                 for key, value in document(result).items():

@@ -76,6 +76,7 @@ class GitHubServer:
         gives_run_id: Whether a dispatch is answered with its run.
         writes_actions: Whether the token may write actions.
         lists_workflows: Whether the runs of one workflow can be listed; not on Gitea.
+        comments: On its one pull request, the oldest first.
     """
 
     api: str
@@ -93,6 +94,7 @@ class GitHubServer:
     gives_run_id: bool = True
     writes_actions: bool = True
     lists_workflows: bool = True
+    comments: list[dict[str, Any]] = field(default_factory=list)
     log_host: str = ""
 
     @property
@@ -193,6 +195,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._serve("POST")
 
+    def do_PATCH(self) -> None:
+        self._serve("PATCH")
+
     def log_message(self, format: str, *args: object) -> None:
         """Nothing is said."""
 
@@ -281,6 +286,9 @@ class _Handler(BaseHTTPRequestHandler):
                 rows = state.jobs.get(number, [])
                 return 200, {"total_count": len(rows), "jobs": rows}, {}
             return 200, state.runs[number], {}
+        if re.fullmatch(r"/issues/\d+/comments", place):
+            size, page = int(query.get("per_page", 30)), int(query.get("page", 1))
+            return 200, state.comments[(page - 1) * size : page * size], {}
         if found := re.fullmatch(r"/actions/jobs/(\d+)/logs", place):
             if int(found[1]) not in state.logs:
                 raise _Refused(404, "Not Found")
@@ -299,6 +307,16 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _Refused(409, "Cannot cancel a workflow run that is completed.")
             run.update(status="completed", conclusion="cancelled")
             return 202, {}, {}
+        if found := re.fullmatch(r"/issues/(\d+)/comments", place):
+            number = len(state.comments) + 1
+            url = f"https://github.com/{SLUG}/pull/{found[1]}#issuecomment-{number}"
+            author = {"login": "github-actions[bot]", "type": "Bot"}
+            comment = {"id": number, "html_url": url, "user": author, "author_association": "NONE"}
+            state.comments.append(comment | {"body": body["body"]})
+            return 201, state.comments[-1], {}
+        if found := re.fullmatch(r"/issues/comments/(\d+)", place):
+            state.comments[int(found[1]) - 1]["body"] = body["body"]
+            return 200, state.comments[int(found[1]) - 1], {}
         if found := re.fullmatch(r"/actions/workflows/([^/]+)/dispatches", place):
             if not state.gives_run_id and "return_run_details" in body:
                 raise _Refused(422, '"return_run_details" is not a permitted key.')

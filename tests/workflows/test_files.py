@@ -96,7 +96,11 @@ def test_no_job_has_a_permission_that_it_does_not_name(path: Path):
 def test_only_the_job_that_runs_nothing_of_a_request_may_write():
     assert jobs(BRIDGE)["run"]["permissions"] == {"contents": "read"}
     assert jobs(BRIDGE)["publish"]["permissions"] == {"actions": "read", "contents": "write"}
-    assert jobs(RUN)["request"]["permissions"] == {"actions": "write", "contents": "write"}
+    assert jobs(RUN)["request"]["permissions"] == {
+        "actions": "write",
+        "contents": "write",
+        "pull-requests": "write",
+    }
     for job in jobs(ROOT / ".github" / "workflows" / "ci.yaml").values():
         assert job["permissions"] == {"contents": "read"}
 

@@ -140,6 +140,7 @@ def ask(repo: RepoFixture, step: int, preset: str, **inputs: str) -> tuple[Done,
     temporary.mkdir(exist_ok=True)
     given = {"PARAMS": "", "REF": "", "WAIT": "60", "REMOTE": "", "TRUSTED_RUNNERS": "", **inputs}
     own = {"RUNNER_TEMP": str(temporary), "GITHUB_OUTPUT": str(outputs), "PRESET": preset}
+    own["GITHUB_STEP_SUMMARY"] = str(repo.root / f"summary-{step}.md")
     done = subprocess.run(
         ["bash", str(SCRIPTS / "request_in_workflow.sh"), str(BIN / "kakeya_mac")],
         cwd=repo.clone,
@@ -163,5 +164,6 @@ def test_each_step_gets_the_answer_of_its_own_request(repo: RepoFixture) -> None
         assert outputs["verdict"] == "passed/ok"
         result = json.loads((Path(outputs["report"]) / "result.json").read_text())
         assert result["nonce"] == outputs["nonce"]
+    assert "PASSED probe" in (repo.root / "summary-1.md").read_text()
     assert steps[0][1]["nonce"] != steps[1][1]["nonce"]
     assert (done.code, broken["status"], broken["nonce"], broken["report"]) == (2, "error", "", "")

@@ -43,7 +43,11 @@ def test_tools_are_declared_with_schemas_and_annotations():
 
     tools = {tool.name: tool for tool in asyncio.run(list_tools())}
     assert set(tools) == {
-        f"mac_{name}" for name in ("presets", "submit", "status", "result", "logs", "cancel", "doctor")
+        f"mac_{name}"
+        for name in (
+            *("presets", "submit", "status", "result", "logs", "cancel"),
+            *("compare", "report", "doctor"),
+        )
     }
     for name, tool in tools.items():
         assert tool.title
@@ -51,7 +55,7 @@ def test_tools_are_declared_with_schemas_and_annotations():
         assert tool.output_schema["type"] == "object"
         assert "remote" in tool.input_schema["properties"], name
         assert all(each.get("description") for each in tool.input_schema["properties"].values()), name
-        assert tool.annotations.read_only_hint == (name not in {"mac_submit", "mac_cancel"})
+        assert tool.annotations.read_only_hint == (name not in {"mac_submit", "mac_cancel", "mac_report"})
         assert tool.annotations.destructive_hint == (name == "mac_cancel")
         assert tool.annotations.open_world_hint
     assert not tools["mac_submit"].annotations.idempotent_hint
