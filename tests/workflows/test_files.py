@@ -181,7 +181,7 @@ def test_all_ways_to_start_a_run_have_the_same_inputs():
     triggers = on(read(RUN))
     called, by_hand = triggers["workflow_call"], triggers["workflow_dispatch"]
     assert called["inputs"] == by_hand["inputs"]
-    assert set(called["inputs"]) == {"preset", "params", "ref", "wait"}
+    assert set(called["inputs"]) == {"preset", "params", "ref", "wait", "threshold"}
     assert set(called["outputs"]) == {"status", "verdict", "report"}
     action = read(ACTION)
     assert set(called["inputs"]) <= set(action["inputs"])

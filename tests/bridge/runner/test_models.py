@@ -126,7 +126,7 @@ def test_the_refusal_lists_every_place(tmp_path: Path, metal: bool) -> None:
 
 def test_a_path_of_the_policy_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     at_home(tmp_path, "big")  # which does not take its place
-    with pytest.raises(ModelMissing, match="models.big in the policy is '/absent', which is no folder"):
+    with pytest.raises(ModelMissing, match="is '/absent', which is no folder"):
         models.resolve(TARGET, places(tmp_path, configured={"big": Path("/absent")}))
 
 
