@@ -98,7 +98,7 @@ docs: $(STAMP) ## regenerate the generated pages (CLI help, schemas, preset and 
 	@$(BIN)/python scripts/generate_docs.py
 
 site: $(STAMP) ## build the documentation as pages to open or serve: build/site/index.html
-	@UV_PROJECT_ENVIRONMENT=.venv-site $(BIN)/uv sync --quiet --locked --only-group site --python $(BIN)/python
+	@UV_PROJECT_ENVIRONMENT=.venv-site $(BIN)/uv sync --quiet --locked --no-build-isolation --only-group site --python $(BIN)/python
 	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
 	@echo "site: build/site/index.html"
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What a workflow's step does to ask for a request and gate on it; action.yml gives it its inputs as variables.
-# usage: request_in_workflow.sh KAKEYA_MAC   (PRESET, PARAMS, REF, WAIT, TRANSPORT, REMOTE, TRUSTED_RUNNERS, PULL_REQUEST)
+# usage: request_in_workflow.sh KAKEYA_MAC
+# (PRESET, PARAMS, REF, WAIT, TRANSPORT, REMOTE, TRUSTED_RUNNERS, PULL_REQUEST, SIGNING_KEY, THRESHOLD)
 set -euo pipefail
 kakeya_mac=${1:?usage: request_in_workflow.sh KAKEYA_MAC}
 python=$(dirname "$kakeya_mac")/python
@@ -22,6 +23,17 @@ done <<<"${TRUSTED_RUNNERS//$'\r'/}"
 # As action.yml says: without keys every result counts, for whoever may push here may change the workflow, too.
 if [ -z "${TRUSTED_RUNNERS//[[:space:]]/}" ]; then arguments+=(--allow-unsigned) page+=(--allow-unsigned); fi
 if [ -n "${PULL_REQUEST:-}" ]; then page+=(--comment "$PULL_REQUEST"); fi
+# Left in no folder that outlives this step.
+if [ -n "${SIGNING_KEY:-}" ]; then
+  trap 'rm -f "$own/key" "$own/key.pub"' EXIT
+  (umask 077 && printf '%s\n' "${SIGNING_KEY//$'\r'/}" >"$own/key" && ssh-keygen -y -P '' -f "$own/key" >"$own/key.pub")
+  arguments+=(--signing-key "$own/key")
+  unset SIGNING_KEY
+fi
+limits=()
+while IFS= read -r line || [ -n "$line" ]; do
+  if [ -n "$line" ]; then limits+=(--threshold "$line"); fi
+done <<<"${THRESHOLD:-}"
 
 code=0
 "$kakeya_mac" run "${arguments[@]}" >"$answer" || code=$?
@@ -50,4 +62,5 @@ if [ -d "$report" ]; then
   "$kakeya_mac" report "$nonce" "${page[@]}" >>"${GITHUB_STEP_SUMMARY:-/dev/null}" \
     || echo "::warning::the report is not on this page or not in the pull request, see above"
 fi
+if [ "$code" -eq 0 ] && [ "${#limits[@]}" -gt 0 ]; then "$kakeya_mac" gate "$report" "${limits[@]}" || code=$?; fi
 exit "$code"

@@ -48,6 +48,7 @@ COMMANDS = {
     "compare": "Which of two finished requests was faster.",
     "gate": "Judge evidence files.",
     "mcp": "Serve an agent's tools over the Model Context Protocol.",
+    "actions": "Write the workflow that asks a Mac about each pull request.",
     "skill": "Install the skill that tells an agent how to use this program.",
     "runners": "Which runners are there, what they offer, whose keys are trusted.",
     "runner": "On the Mac: serve requests.",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
@@ -12,8 +14,9 @@ from rich.table import Table
 from bridge.cli import show
 from bridge.cli.options import json_option
 from bridge.errors import EvidenceError, MachineError
-from bridge.evidence.gate import Binding, find_reports, judge_file
+from bridge.evidence.gate import Binding, Judgement, find_reports, judge_file
 from bridge.evidence.rules import ELSEWHERE, RULES
+from bridge.evidence.threshold import Threshold, figures_of, parse_threshold
 from bridge.render.evidence import as_rich, evidence_tables
 
 
@@ -22,15 +25,24 @@ from bridge.render.evidence import as_rich, evidence_tables
 Examples:
   kakeya_mac gate out/report.json benchmarks/results/ --json
   kakeya_mac gate report.json --nonce 20260301t120000z0123456789ab
+  kakeya_mac gate out/ --threshold 'ratio>=1.5' --threshold 'recall>0.9'
   kakeya_mac gate --explain SPEEDUP_SAMPLES
 
-Exit code 0: every report accepted; 3: at least one rejected or not readable, or a folder without any."""
+A threshold is NAME OP NUMBER with >=, <=, > or <. NAME is a figure of what is tested, such as ratio (speed
+against the baseline; of a paired run the time ratio), acceptance_length, decode_tokens_per_s, recall or
+max_resident_bytes; each value of it must hold.
+
+Exit code 0: every report accepted, every threshold met; 1: a threshold is not met; 3: at least one report
+rejected or not readable, or a folder without any."""
 )
 @click.argument("paths", metavar="[FILE|FOLDER]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--nonce", metavar="NONCE", help="The request the reports must belong to.")
 @click.option("--workload-sha", metavar="SHA", help="The workload commit they must belong to.")
 @click.option(
     "--record", type=click.Path(path_type=Path), metavar="FILE", help="Write the judgement as JSON, too."
+)
+@click.option(
+    "--threshold", "thresholds", multiple=True, metavar="TEXT", help="What a figure must reach; repeatable."
 )
 @click.option("--explain", "code", metavar="CODE", help="When a rule (or all) rejects, and what to do.")
 @json_option
@@ -39,6 +51,7 @@ def gate(
     nonce: str | None,
     workload_sha: str | None,
     record: Path | None,
+    thresholds: tuple[str, ...],
     code: str | None,
     as_json: bool,
 ) -> int:
@@ -52,6 +65,7 @@ def gate(
         raise click.UsageError("Give at least one report, or --explain CODE.")
     if workload_sha is not None and nonce is None:
         raise click.UsageError("--workload-sha needs --nonce: a report belongs to a request.")
+    limits = [parse_threshold(text) for text in thresholds]
     binding = None if nonce is None else Binding(nonce=nonce, workload_sha=workload_sha)
     files, skipped = _spread(paths)
     judgements = [(path, judge_file(path, binding=binding)) for path in files]
@@ -62,11 +76,15 @@ def gate(
         lines += map(as_rich, evidence_tables(judgement))
     if skipped:
         lines.append(f"skipped {len(skipped)} JSON files that are no evidence reports")
+    found = [_reached(limit, [judgement for _, judgement in judgements]) for limit in limits]
+    lines += [f"threshold {each['threshold']}: {each['finding']}" for each in found]
+    missed = not all(each["met"] for each in found)
     accepted = all(judgement.accepted for _, judgement in judgements)
     document = {
         "status": "accepted" if accepted else "rejected",
         "files": [{"file": str(path), **judgement.to_document()} for path, judgement in judgements],
         "skipped": [str(path) for path in skipped],
+        "thresholds": found,
     }
     if record is not None:
         try:
@@ -74,7 +92,19 @@ def gate(
         except OSError as error:
             raise MachineError(f"cannot write {record}: {error.strerror or error}") from None
     show(as_json, document, lines, untrusted=("files", "skipped"))
-    return 0 if accepted else 3
+    return 3 if not accepted else 1 if missed else 0
+
+
+def _reached(limit: Threshold, judgements: Sequence[Judgement]) -> dict[str, Any]:
+    """Whether a threshold is met: by each value of its figure, and there is one."""
+    figures = [figures_of(judgement) for judgement in judgements]
+    values = [value for each in figures for value in each.get(limit.name, ())]
+    met = bool(values) and all(map(limit.holds, values))
+    finding = f"{'met' if met else 'NOT MET'} by {', '.join(f'{value:.6g}' for value in values)}"
+    if not values:
+        known = sorted({name for each in figures for name in each})
+        finding = f"NOT MET: no report has this figure; there are {', '.join(known) or 'none'}"
+    return {"threshold": str(limit), "met": met, "values": values, "finding": finding}
 
 
 def _spread(paths: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:

@@ -185,7 +185,7 @@ def test_all_ways_to_start_a_run_have_the_same_inputs():
     triggers = on(read(RUN))
     called, by_hand = triggers["workflow_call"], triggers["workflow_dispatch"]
     assert called["inputs"] == by_hand["inputs"]
-    assert set(called["inputs"]) == {"preset", "params", "ref", "wait"}
+    assert set(called["inputs"]) == {"preset", "params", "ref", "wait", "threshold"}
     assert set(called["outputs"]) == {"status", "verdict", "report"}
     action = read(ACTION)
     assert set(called["inputs"]) <= set(action["inputs"])
@@ -221,7 +221,7 @@ def installing(text: str) -> list[tuple[str, tuple[str, ...]]]:
 @pytest.mark.parametrize("path", INSTALLS, ids=lambda path: path.name)
 def test_nothing_is_installed_without_a_digest(path: Path):
     found = installing(path.read_text())
-    assert len(found) == (2 if path.name in {"Makefile", "install_client.sh"} else 0)
+    assert len(found) == {"Makefile": 3, "install_client.sh": 2}.get(path.name, 0)
     for line, told in found:
         assert all(option in line for option in told), line
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.signing import ensure_key
 from tests.fixtures.repo import BIN, Done, RepoFixture
 from tests.workflows.test_files import BRIDGE, ROOT, jobs
 
@@ -159,6 +160,8 @@ def test_each_step_gets_the_answer_of_its_own_request(repo: RepoFixture) -> None
     with repo.runner("--idle", "0.2"):
         steps = [ask(repo, step, "probe") for step in (1, 2)]
         done, broken = ask(repo, 3, "probe", PARAMS="no-such=1")
+        key = ensure_key(repo.root / "ci-key", "ci").read_text()
+        missed, signed = ask(repo, 4, "probe", SIGNING_KEY=key, THRESHOLD="ratio>=1.5\n")
     assert [step.code for step, _ in steps] == [0, 0], [step.err for step, _ in steps]
     for _, outputs in steps:
         assert outputs["verdict"] == "passed/ok"
@@ -166,4 +169,12 @@ def test_each_step_gets_the_answer_of_its_own_request(repo: RepoFixture) -> None
         assert result["nonce"] == outputs["nonce"]
     assert "PASSED probe" in (repo.root / "summary-1.md").read_text()
     assert steps[0][1]["nonce"] != steps[1][1]["nonce"]
+    # A probe passes, and has no such figure.
+    assert (missed.code, signed["verdict"]) == (1, "passed/ok"), missed.err
+    assert "threshold ratio>=1.5: NOT MET" in missed.out
+    request = repo.git(
+        "show", f"mac-bridge/probe-{signed['nonce']}:.mac-bridge/request.json.sig", cwd=repo.remote
+    )
+    assert "BEGIN SSH SIGNATURE" in request
+    assert not list((repo.root / "temporary").rglob("key*")), "the key outlives its step"
     assert (done.code, broken["status"], broken["nonce"], broken["report"]) == (2, "error", "", "")

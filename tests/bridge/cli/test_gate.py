@@ -72,3 +72,17 @@ def test_a_named_file_is_judged_whatever_it_is(folder: Path, capsys: pytest.Capt
     done = call(gate, capsys, str(folder / "package.json"), str(folder / "deep"))
     assert done.code == 3
     assert "package.json: REJECTED (not a report)" in done.out
+
+
+def test_a_threshold_holds_for_each_value_of_its_figure(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    met = call(gate, capsys, str(folder), "--threshold", "ratio>0", "--json")
+    assert (met.code, met.json["thresholds"][0]["met"]) == (0, True)
+    missed = call(gate, capsys, str(folder), "--threshold", "ratio>0", "--threshold", "ratio>=1000")
+    assert (missed.code, "threshold ratio>=1000: NOT MET by" in missed.out) == (1, True)
+    unknown = call(gate, capsys, str(folder), "--threshold", "speed>1")
+    assert (unknown.code, "no report has this figure; there are acceptance_length" in unknown.out) == (
+        1,
+        True,
+    )

@@ -27,7 +27,7 @@ def text_of(lines: list[str | Table], width: int = 200) -> str:
 def test_hostile_texts_are_shown_plainly():
     progress = Progress(done=1, total=4, step=HOSTILE)
     row = Row(NONCE, HOSTILE, Phase.RUNNING, "2026-03-01T12:00:00Z", runner=HOSTILE, progress=progress)
-    text = text_of(request_table([row], NOON))
+    text = text_of(request_table([row], NOON, {}))
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "[bold]red line" in text
@@ -35,29 +35,29 @@ def test_hostile_texts_are_shown_plainly():
 
 def test_a_queue_says_what_is_ahead_and_what_is_to_be_cancelled():
     waiting = Row(NONCE, None, Phase.QUEUED, None, ahead=3, cancelling=True)
-    text = text_of(request_table([waiting], NOON))
+    text = text_of(request_table([waiting], NOON, {}))
     assert "queued, 3 older ones wait, to be cancelled" in text
     soon = Row(NONCE, None, Phase.QUEUED, None, ahead=3, expected_s=150.0)
-    assert "queued, 3 older ones wait, about 0:02:30 to wait" in text_of(request_table([soon], NOON))
-    assert row_json(soon, NOON)["expected_s"] == 150.0
-    assert row_json(waiting, NOON)["age_s"] is None
+    assert "queued, 3 older ones wait, about 0:02:30 to wait" in text_of(request_table([soon], NOON, {}))
+    assert row_json(soon, NOON, {})["expected_s"] == 150.0
+    assert row_json(waiting, NOON, {})["age_s"] is None
     first = Row(NONCE, None, Phase.QUEUED, None, ahead=0, expected_s=0.0)
-    assert "to wait" not in text_of(request_table([first], NOON))
+    assert "to wait" not in text_of(request_table([first], NOON, {}))
 
 
 def test_a_runner_that_gives_no_sign_any_more_is_said_to_give_none():
     row = Row(NONCE, None, Phase.RUNNING, None, runner="mac", elapsed_s=12.0, beat_age_s=34.0, silent_s=34.0)
-    assert "running for 0:00:12, no sign for 0:00:34" in text_of(request_table([row], NOON))
+    assert "running for 0:00:12, no sign for 0:00:34" in text_of(request_table([row], NOON, {}))
 
 
 def test_a_history_says_why_a_request_did_not_pass():
     failed = Row(
         NONCE, "probe", Phase.DONE, "2026-03-01T12:00:00Z", status=Status.FAILED, reason=Reason.TIMEOUT
     )
-    text = text_of(request_table([failed], NOON + 90))
+    text = text_of(request_table([failed], NOON + 90, {}))
     assert "failed (timeout)" in text
     assert "2026-03-01 12:00Z" in text
-    document = row_json(failed, NOON + 90)
+    document = row_json(failed, NOON + 90, {})
     assert (document["state"], document["status"], document["age_s"]) == ("finished", "failed", 90.0)
 
 
@@ -73,7 +73,7 @@ def test_at_80_columns_handles_stay_whole():
     progress = Progress(done=3, total=10, step="decode")
     names = {"preset": "drafter-parity-fp32", "runner": "studio-in-the-cellar", "requested_at": None}
     running = Row(NONCE, phase=Phase.PUBLISHING, elapsed_s=86_000.0, attempt=2, progress=progress, **names)
-    lines = text_of(request_table([running], NOON), 80).splitlines()
+    lines = text_of(request_table([running], NOON, {}), 80).splitlines()
     assert max(map(len, lines)) <= 80
     assert NONCE in lines[2]
     assert {"publishing", "23:53:20,", "attempt", "2,", "3/10", "decode"} <= set(" ".join(lines).split())
