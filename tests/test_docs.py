@@ -18,6 +18,13 @@ def test_generated_pages_are_current():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_site_leads_to_every_page():
+    """`make site` would refuse a page that is nowhere in its navigation."""
+    listed = set(re.findall(r"([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.M))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in pages if not page.startswith("decisions/0")} == listed - {"decisions/0*.md"}
+
+
 def test_relative_links_lead_somewhere():
     missing = []
     for page in PAGES:
