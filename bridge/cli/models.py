@@ -15,7 +15,7 @@ from bridge.presets import ModelNeed, model_parameter
 from bridge.proc import write_atomic
 from bridge.runner import policy as policies
 from bridge.runner.config import RunnerConfig, survey_config
-from bridge.runner.models import resolve
+from bridge.runner.models import COMPANIONS, resolve
 from evidence_format import weights
 
 
@@ -56,8 +56,9 @@ def add(name: str, folder: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(path, changed.encode())
     click.echo(f"added: {name} = {folder} ({path})")
-    offered = [row["name"] for row in _choices(_config()) if name in row["models"]]
-    click.echo(f"  can be chosen with: {', '.join(offered) or 'no preset'}")
+    base = next((name.removesuffix(end) for end in COMPANIONS if name.endswith(end)), name)
+    offered = [row["name"] for row in _choices(_config()) if base in row["models"]]
+    click.echo(f"  presets that can choose {base} now: {', '.join(offered) or 'none'}")
     return 0
 
 

@@ -139,7 +139,7 @@ def open_json(
 def not_measured(preset: str, verb: str = "was") -> str:
     """What to know of a result whose preset reads nothing of the commit."""
     return (
-        f"the commit {verb} not measured: {_line(preset)} runs the installed engine and reads nothing of it"
+        f"the commit {verb} not measured: {_line(preset)} runs what its machine has installed and reads nothing of it"
     )
 
 
