@@ -31,7 +31,11 @@ secret, where the Mac takes signed requests only:
   KAKEYA_SIGNING_KEY       a private SSH key without a passphrase; its public half goes to the Mac's owner"""
 
 
-@click.group()
+@click.group(
+    epilog="""\b
+Examples:
+  kakeya_mac actions init --action OWNER/kakeya-mac@COMMIT"""
+)
 def actions() -> None:
     """Ask a Mac from GitHub Actions; see docs/actions.md."""
 

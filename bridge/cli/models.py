@@ -33,7 +33,11 @@ def models() -> None:
     """The models that requests can choose with the parameter `model`."""
 
 
-@models.command()
+@models.command(
+    epilog="""\b
+Examples:
+  kakeya_mac runner models add qwen3-8b ~/models/Qwen3-8B-4bit"""
+)
 @click.argument("name")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True))
 def add(name: str, folder: Path) -> int:
@@ -62,7 +66,14 @@ def add(name: str, folder: Path) -> int:
     return 0
 
 
-@models.command("list")
+@models.command(
+    "list",
+    epilog="""\b
+Examples:
+  kakeya_mac runner models list --json
+
+JSON: models [{name, folder, fault, owner (whether the policy names it)}], presets [{name, models}].""",
+)
 @json_option
 def list_(as_json: bool) -> int:
     """Where the models of this machine are, and which a request for each preset can choose."""
@@ -73,13 +84,16 @@ def list_(as_json: bool) -> int:
     return show(as_json, {"models": rows, "presets": choices}, lines)
 
 
-@models.command()
+@models.command(
+    epilog="""\b
+Examples:
+  kakeya_mac runner models check
+
+Exit code 0: all are; 6: at least one is not, so requests for it are refused."""
+)
 @json_option
 def check(as_json: bool) -> int:
-    """Look whether every model that the policy names is there and whole.
-
-    Exit code 0: all are; 6: at least one is not, so requests for it are refused.
-    """
+    """Look whether every model that the policy names is there and whole."""
     rows = [row for row in _rows(_config()) if row["owner"]]
     broken = [row for row in rows if row["fault"]]
     lines = [f"{row['name']}: {row['fault'] or row['folder']}" for row in rows]
