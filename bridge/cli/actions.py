@@ -34,8 +34,7 @@ secret, where the Mac takes signed requests only:
 @click.group(
     epilog="""\b
 Examples:
-  kakeya_mac actions init --action OWNER/kakeya-mac@COMMIT
-  kakeya_mac actions --help"""
+  kakeya_mac actions init --action OWNER/kakeya-mac@COMMIT"""
 )
 def actions() -> None:
     """Ask a Mac from GitHub Actions; see docs/actions.md."""

@@ -15,7 +15,7 @@ from bridge.presets import ModelNeed, model_parameter
 from bridge.proc import write_atomic
 from bridge.runner import policy as policies
 from bridge.runner.config import RunnerConfig, survey_config
-from bridge.runner.models import resolve
+from bridge.runner.models import COMPANIONS, resolve
 from evidence_format import weights
 
 
@@ -60,8 +60,9 @@ def add(name: str, folder: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(path, changed.encode())
     click.echo(f"added: {name} = {folder} ({path})")
-    offered = [row["name"] for row in _choices(_config()) if name in row["models"]]
-    click.echo(f"  can be chosen with: {', '.join(offered) or 'no preset'}")
+    base = next((name.removesuffix(end) for end in COMPANIONS if name.endswith(end)), name)
+    offered = [row["name"] for row in _choices(_config()) if base in row["models"]]
+    click.echo(f"  presets that can choose {base} now: {', '.join(offered) or 'none'}")
     return 0
 
 
@@ -69,8 +70,9 @@ def add(name: str, folder: Path) -> int:
     "list",
     epilog="""\b
 Examples:
-  kakeya_mac runner models list
-  kakeya_mac runner models list --json""",
+  kakeya_mac runner models list --json
+
+JSON: models [{name, folder, fault, owner (whether the policy names it)}], presets [{name, models}].""",
 )
 @json_option
 def list_(as_json: bool) -> int:
@@ -86,14 +88,12 @@ def list_(as_json: bool) -> int:
     epilog="""\b
 Examples:
   kakeya_mac runner models check
-  kakeya_mac runner models check --json"""
+
+Exit code 0: all are; 6: at least one is not, so requests for it are refused."""
 )
 @json_option
 def check(as_json: bool) -> int:
-    """Look whether every model that the policy names is there and whole.
-
-    Exit code 0: all are; 6: at least one is not, so requests for it are refused.
-    """
+    """Look whether every model that the policy names is there and whole."""
     rows = [row for row in _rows(_config()) if row["owner"]]
     broken = [row for row in rows if row["fault"]]
     lines = [f"{row['name']}: {row['fault'] or row['folder']}" for row in rows]

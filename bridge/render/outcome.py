@@ -138,9 +138,8 @@ def open_json(
 
 def not_measured(preset: str, verb: str = "was") -> str:
     """What to know of a result whose preset reads nothing of the commit."""
-    return (
-        f"the commit {verb} not measured: {_line(preset)} runs the installed engine and reads nothing of it"
-    )
+    why = f"{_line(preset)} runs what its machine has installed and reads nothing of it"
+    return f"the commit {verb} not measured: {why}"
 
 
 def tokens_per_s(progress: Progress | None) -> float | None:

@@ -335,9 +335,8 @@ class Job:
     def _prepare(self, side: Side) -> tuple[list[str], JobCommand]:
         """Make what a side needs; its command line, and the command that runs it in the sandbox."""
         policy, (preset, manifest) = self.config.policy, self._asked()
-        check_machine(
-            preset, self.config, side.params
-        )  # admission found a sandbox, and now there may be none
+        # Admission found a sandbox, and now there may be none.
+        check_machine(preset, self.config, side.params)
         isolation = sandbox.find_sandbox()
         self._machine |= {**isolation.enforced(network=policy.opens_network(preset)), "survivors": 0}
         if isinstance(isolation, sandbox.NoSandbox) and preset.runs_repo_code:

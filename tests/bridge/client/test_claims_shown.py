@@ -49,10 +49,10 @@ def test_claim_signer_is_named_where_keys_are_trusted(bus: BusFixture, who: str)
     assert line.endswith(f", {words}")
     [row] = queue(bus.cache, now=datetime.now(UTC), trusted=trusted)
     assert row.claim == seen.claim
-    assert row_json(row, 0.0)["claim"] == {"standing": level.value, "signer": seen.claim.signer}
+    assert row_json(row, 0.0, {})["claim"] == {"standing": level.value, "signer": seen.claim.signer}
     out = console()
     with out.capture() as captured:
-        out.print(*request_table([row], 0.0))
+        out.print(*request_table([row], 0.0, {}))
     assert words.split()[0] in captured.get()
 
 
@@ -64,4 +64,4 @@ def test_a_client_that_trusts_no_key_is_not_told_of_signatures(bus: BusFixture):
     assert seen.claim is None
     [row] = queue(bus.cache, now=datetime.now(UTC), trusted=no_keys)
     assert row.claim is None
-    assert row_json(row, 0.0)["claim"] is None
+    assert row_json(row, 0.0, {})["claim"] is None
