@@ -193,6 +193,7 @@ def test_a_cancelled_call_leaves_nothing_behind(repo: RepoFixture):
 
 @pytest.mark.quiet
 @pytest.mark.long
+@pytest.mark.exhaustive
 def test_no_call_takes_45_seconds(repo: RepoFixture):
     write_presets(repo)
     shutil.copytree(repo.remote, repo.root / "hangs.git")

@@ -271,6 +271,7 @@ def installed_runner(repo: RepoFixture, python: Path) -> Iterator[None]:
             process.wait(20)
 
 
+@pytest.mark.exhaustive
 def test_two_finished_requests_are_compared(serving: RepoFixture) -> None:
     """They must be of one preset, machine and set of weights; here the block differs."""
     asked = [("throughput", "block=8"), ("throughput", "block=4"), ("probe", "")]

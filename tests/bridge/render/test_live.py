@@ -94,7 +94,7 @@ with LiveView(requested_at="2026-03-01T12:00:00Z") as view:
         time.sleep(0.1)
 row = Row("20260301t120000z0123456789ab", "throughput", UPDATES[0].phase, "2026-03-01T12:00:00Z", ahead=2,
           requested_by="ann")
-show(False, {}, request_table([row], 0.0))
+show(False, {}, request_table([row], 0.0, {}))
 """
 
 

@@ -120,7 +120,7 @@ def test_a_page_over_its_limit_leaves_rows_out_and_says_so(monkeypatch: pytest.M
     assert "5 of 16 rows are shown, to keep this page small" in small
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_largest_results_fit_a_page() -> None:
     """Thirty reports of 32 arms with long names, each with many samples."""
     judgement = judge(dump(reports.throughput()))
