@@ -34,6 +34,7 @@ def real(name: str, **changes: Any) -> Any:
     known = {
         key: Property.model_validate({**schema, "enum": tuple(schema["enum"]) if "enum" in schema else None})
         for key, schema in preset.params_schema()["properties"].items()
+        if schema.get("format") != "model"  # of which a runner shows its choices
     }
     return offer(name, digest=preset.digest, parameters=known, **changes)
 
