@@ -1,12 +1,12 @@
 """How often a paired run is right: requests of two commits whose difference is known, each to its verdict.
 
-    python benchmarks/paired.py [--seeds N] [--seconds S] [--parallel N] [--json]
+    python benchmarks/paired.py [--planted 20,0,5] [--seeds N] [--limit S] [--parallel N] [--json]
 
 A commit holds a program that counts to a number; the other commit's program counts 20 % further, 5 % further,
 or exactly as far. Every request goes the whole way: client, remote, runner, sandbox where there is one, gate.
 Each has a remote and a runner of its own, so that --parallel many may run where there are that many idle
-cores. Prints for people, stores ``benchmarks/records/paired.json``, and ends with one JSON line (with
-``--json`` that line alone, and stores nothing).
+cores. Prints for people, stores ``benchmarks/records/paired.json`` (or NAME), and ends with one JSON line
+(with ``--json`` that line alone, and stores nothing).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from bus import KAKEYA, build, git, runners
 from results_file import write
 
-PLANTED = {"20 %": 1.2, "none": 1.0, "5 %": 1.05}
+PLANTED = {"20": 1.2, "0": 1.0, "5": 1.05}  # in percent
 # What runs is the commit's; -I and no site packages: as little as possible that is not the counting.
 PRESET = """
 name = "count"
@@ -47,7 +47,7 @@ def calibrate(seconds: float) -> int:
     return round(steps * seconds / (time.perf_counter() - began))
 
 
-def ask(root: Path, planted: float, steps: int) -> dict[str, Any]:
+def ask(root: Path, planted: float, steps: int, limit: int) -> dict[str, Any]:
     """One paired request for the slower commit against the other; what its result says."""
     bench = build(root)
     config = bench.settings.config_dir
@@ -58,7 +58,8 @@ def ask(root: Path, planted: float, steps: int) -> dict[str, Any]:
         (bench.clone / "count.py").write_text(COUNT.format(steps=round(steps * factor)))
         git(bench.clone, "add", "count.py")
         git(bench.clone, "commit", "-q", "--allow-empty", "-m", f"count {factor:g} times as far")
-    argv = [str(KAKEYA), "run", "--preset", "count", "--against", "HEAD~1", "--wait", "1800", "--json"]
+    argv = [str(KAKEYA), "run", "--preset", "count", "--against", "HEAD~1", "--timeout", str(limit)]
+    argv += ["--wait", "1800", "--json"]
     with runners(bench):
         done = subprocess.run(argv, cwd=bench.clone, env=bench.variables, capture_output=True, text=True)
     if done.returncode != 0:
@@ -69,9 +70,9 @@ def ask(root: Path, planted: float, steps: int) -> dict[str, Any]:
 
 def wrong(planted: str, found: dict[str, Any]) -> bool:
     """Whether a verdict breaks what docs/paired.md promises of it."""
-    if planted == "none":
+    if planted == "0":
         return found["verdict"] in ("faster", "slower")
-    if planted == "20 %":
+    if planted == "20":
         return found["verdict"] != "slower"
     could_see = (found["smallest_effect"] or 1.0) <= PLANTED[planted] - 1
     return found["verdict"] not in (("slower",) if could_see else ("slower", "inconclusive"))
@@ -95,32 +96,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--planted", default="20,0,5", help="differences in percent: of 20, 0 and 5")
+    parser.add_argument("--limit", type=int, default=600, help="seconds of a request, at most")
+    parser.add_argument("--store", default="paired", help="name of the record")
     parser.add_argument("--seeds", type=int, default=20, help="requests of each kind")
     parser.add_argument("--seconds", type=float, default=1.0, help="of the faster program")
     parser.add_argument("--parallel", type=int, default=1, help="so many requests at once")
     parser.add_argument("--json", action="store_true", help="print the last line only, and store nothing")
     options = parser.parse_args()
     steps = calibrate(options.seconds)
-    turns = [(planted, seed) for seed in range(options.seeds) for planted in PLANTED]
-    rows: dict[str, list[dict[str, Any]]] = {planted: [] for planted in PLANTED}
+    kinds = options.planted.split(",")
+    turns = [(planted, seed) for seed in range(options.seeds) for planted in kinds]
+    rows: dict[str, list[dict[str, Any]]] = {planted: [] for planted in kinds}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.parallel) as pool:
         asked = [
-            pool.submit(ask, Path(folder) / f"{n}", PLANTED[kind], steps) for n, (kind, _) in enumerate(turns)
+            pool.submit(ask, Path(folder) / f"{n}", PLANTED[kind], steps, options.limit)
+            for n, (kind, _) in enumerate(turns)
         ]
         for (planted, seed), future in zip(turns, asked, strict=True):
             found = future.result()
             rows[planted].append(found)
             if not options.json:
-                print(f"planted {planted:5} seed {seed:2}: {found}", flush=True)
+                print(f"planted {planted:>2} %, seed {seed:2}: {found}", flush=True)
     figures = {
         "program_s": options.seconds,
         "parallel": options.parallel,
+        "limit_s": options.limit,
         "planted": {planted: {**summary(planted, of), "runs": of} for planted, of in rows.items()},
     }
-    stored = None if options.json else str(write("paired", figures))
+    stored = None if options.json else str(write(options.store, figures))
     if not options.json:
         for planted, of in rows.items():
-            print(f"planted {planted}: {summary(planted, of)}")
+            print(f"planted {planted} %: {summary(planted, of)}")
     print(json.dumps({**figures, "stored": stored}))
 
 

@@ -15,6 +15,7 @@ from bridge.bus.requests import RequestCommit
 from bridge.cli import show
 from bridge.cli.options import json_option
 from bridge.errors import BridgeError, ManifestError, RequestRefused
+from bridge.presets.preset import model_parameter
 from bridge.protocol.manifest import MAX_BYTES, parse
 from bridge.protocol.result import Reason
 from bridge.protocol.sanitize import clean_line
@@ -123,11 +124,11 @@ def _unused_names(config: RunnerConfig, signers: set[str]) -> Iterator[str]:
     for name, rule in policy.presets.items():
         if rule.network and not installed[name].network:
             yield f"presets.{name}.network: {name} does not ask for the network and gets none"
-    needed = {name for preset in installed.values() for name in preset.models}
+    used = set(_used_models(config))
     for name, path in policy.models.items():
         if not path.is_dir():
             yield f"models.{name}: there is no folder {path}"
-        if name not in needed:
+        if name not in used:
             yield f"models.{name}: no preset needs a model of the name {name}"
     if policy.require_signature and not signers:
         yield "require_signature: allowed_signers lists no key, so every request is refused"
@@ -137,6 +138,15 @@ def _unused_names(config: RunnerConfig, signers: set[str]) -> Iterator[str]:
         for name in listed or ():
             if name not in {keyfiles.UNSIGNED, *signers} and not set(name) & set("*?["):
                 yield f"{key}: no key in allowed_signers belongs to {name}"
+
+
+def _used_models(config: RunnerConfig) -> Iterator[str]:
+    """Models that presets need, those that a request may choose in their place, and what goes with these."""
+    for preset in config.presets.values():
+        yield from preset.models
+        key = model_parameter(preset)
+        chosen = preset.params[key].enum or () if key else ()
+        yield from (f"{name}{suffix}" for name in chosen for suffix in ("", *models.COMPANIONS))
 
 
 @policy.command(

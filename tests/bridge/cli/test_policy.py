@@ -163,15 +163,17 @@ def test_a_fault_anywhere_in_the_folder_is_found(
 def test_what_the_owner_may_have_meant_otherwise_is_a_note(owner: PolicyOwner) -> None:
     owner.write(
         'allow_presets = ["gate", "gaet"]\nrequire_signature = true\nallow_requesters = ["ann", "b*"]\n'
-        '[presets.gate]\nnetwork = true\n[models]\nnothing = "/no/such/folder"\n'
+        '[presets.gate]\nnetwork = true\n[models]\n"nothing-dflash" = "/no/such/folder"\n'
+        'any = "/no/such/model"\n'
     )
     done = owner.type("check", "--json")
     assert done.code == 0
     assert [each["message"].removeprefix("policy.toml: ") for each in done.json["findings"]] == [
         "allow_presets: gaet is not a preset of this machine",
         "presets.gate.network: gate does not ask for the network and gets none",
-        "models.nothing: there is no folder /no/such/folder",
-        "models.nothing: no preset needs a model of the name nothing",
+        "models.nothing-dflash: there is no folder /no/such/folder",
+        "models.nothing-dflash: no preset needs a model of the name nothing-dflash",
+        "models.any: there is no folder /no/such/model",
         "require_signature: allowed_signers lists no key, so every request is refused",
         "allow_requesters: no key in allowed_signers belongs to ann",
     ]
