@@ -58,7 +58,7 @@ LOCAL = {
 }
 # For each file: the key of its servers, the keys of one as the agent's documentation names them, and how many
 # of those it demands. tests/e2e/test_agent_hosts.py runs the agents that npm has.
-# Sources: cursor.com/docs/context/mcp; code.visualstudio.com/docs/copilot/reference/mcp-configuration;
+# Sources: code.visualstudio.com/docs/copilot/reference/mcp-configuration; for Cursor what others say of it;
 # docs.github.com/copilot/how-tos/use-copilot-agents/cloud-agent/extend-cloud-agent-with-mcp.
 DOCUMENTED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ".cursor/mcp.json": ("mcpServers", STDIO, ["type", "command"]),
