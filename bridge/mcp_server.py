@@ -40,7 +40,6 @@ from mcp_types import (
     CallToolResult,
     ContentBlock,
     RequestParams,
-    Resource,
     ResourceLink,
     TextContent,
     ToolAnnotations,
@@ -51,8 +50,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from bridge import __version__
 from bridge.proc import run_program
 from bridge.protocol.refs import nonce_moment
-from bridge.protocol.sanitize import clean
+from bridge.protocol.sanitize import clean, load_strict
 from bridge.render.terminal import NOTICE, fenced
+from bridge.render.terminal import document as terminal_document
 
 _LOG = logging.getLogger(__name__)
 # Seconds: what an agent allows a call, when a call ends its command, and how long that may then take to end
@@ -275,34 +275,16 @@ def _text(key: str, value: Any) -> str:
 
 
 _COMPARISON = (
-    *(
-        "status",
-        "exit_code",
-        "handle",
-        "against",
-        "verdict",
-        "ratio",
-        "interval",
-        "smallest_effect",
-        "prompts",
-    ),
-    *("preset", "runner", "params", "against_params"),
+    *("status", "exit_code", "handle", "against", "verdict", "ratio", "interval", "smallest_effect"),
+    *("prompts", "preset", "runner", "params", "against_params"),
 )
 # What an answer's text says of a request, in this order.
 _REQUEST = (
     *("status", "exit_code", "terminal", "handle", "notice", "reason", "verified", "authenticity"),
     *("ahead", "expected_s", "eta_s", "beat_age_s", "cancelling", "expired", "run_problem", "warnings"),
     *("preset", "params", "workload_sha", "runner", "on", "started_at", "message", "violations"),
-    *(
-        "paired",
-        "evidence",
-        "tokens_per_s",
-        "heartbeat",
-        "phase_seconds",
-        "runners",
-        "signed",
-        "result_status",
-    ),
+    *("paired", "evidence", "tokens_per_s", "heartbeat", "phase_seconds", "runners", "signed"),
+    "result_status",
 )
 _PRESET = ("name", "summary", "description", "evidence", "runs_repo_code", "timeout_s", "params", "models")
 _ERROR = ("error", "exit_code", "handle", "message", "remedy")
@@ -326,6 +308,8 @@ def failure(document: dict[str, Any], given: Mapping[str, Any]) -> CallToolResul
     match document["error"]:
         case "PresetError":
             following = next_call("mac_presets")
+        case "NoRunner":
+            following = next_call("mac_presets", live=True, remote=remote)
         case "ParameterError":
             following = next_call("mac_presets", name=given.get("preset"))
         case "WaitTimeout":
@@ -402,6 +386,9 @@ async def mac_submit(  # noqa: PLR0917 - the client names its arguments
     against_params: Annotated[
         dict[str, Scalar] | None, Field(description="Paired run: other parameters to compare with.")
     ] = None,
+    require_runner: Annotated[
+        bool, Field(description="Push nothing where no live runner would take it; else it waits for one.")
+    ] = False,
     remote: Remote = None,
 ) -> Annotated[CallToolResult, RequestAnswer]:
     """Push a request for a Mac to run one preset for one commit, and return its handle without waiting.
@@ -411,7 +398,7 @@ async def mac_submit(  # noqa: PLR0917 - the client names its arguments
     The commit is what is measured; uncommitted changes stay behind. Needs a git checkout. When this call is
     cancelled, the request is withdrawn.
     """
-    words = []
+    words = ["--require-runner"] if require_runner else []
     for flag, given in (("param", params), ("against-params", against_params)):
         for name, given_value in (given or {}).items():
             value = str(given_value).lower() if isinstance(given_value, bool) else given_value
@@ -480,7 +467,6 @@ def _report_link(document: Mapping[str, Any], remote: str | None) -> Sequence[Co
             name=f"report of {document['handle']}",
             uri=f"kakeya-mac://results/{document['handle']}/report{query}",
             mime_type="application/json",
-            size=file["bytes"],
         )
         for file in document.get("files") or []
         if file["role"] == "evidence"
@@ -562,7 +548,7 @@ async def mac_doctor(remote: Remote = None) -> Annotated[CallToolResult, DoctorA
 
 
 async def read_report(handle: str, remote: str = "") -> str:
-    """The report of a finished request, as it was published: JSON, written by the runner."""
+    """The report of a finished request below the key `report`: its runner wrote it."""
     with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as folder:
         words = [f"--output={folder}/result", *option("remote", remote or None)]
         try:
@@ -571,10 +557,20 @@ async def read_report(handle: str, remote: str = "") -> str:
             raise ResourceError(f"{failed}\nnext: {next_call('mac_status', handle=handle)}") from None
         for file in document.get("files") or []:
             if file["role"] == "evidence" and file["bytes"] <= _MAX_REPORT:
-                return clean(Path(folder, "result", file["path"]).read_text(encoding="utf-8"))
+                return _report_document(document, Path(folder, "result", file["path"]).read_bytes())
     raise ResourceError(
         f"{handle} has no report of at most {_MAX_REPORT} bytes; in a shell: kakeya_mac fetch {handle} -o DIR"
     )
+
+
+def _report_document(result: Mapping[str, Any], data: bytes) -> str:
+    report: object
+    try:
+        report = load_strict(data, _MAX_REPORT)
+    except ValueError:  # that of a rejected result may be anything
+        report = data.decode("utf-8", "replace")
+    values = {key: result.get(key) for key in ("handle", "status", "verified")} | {"report": report}
+    return json.dumps(terminal_document(values, untrusted=("report",)))
 
 
 class TaskParams(RequestParams):
@@ -672,24 +668,6 @@ def _task(task_id: str, status: str, message: str) -> dict[str, Any]:
     }
 
 
-class ToolServer(MCPServer):
-    """The SDK's server, whose resources are the presets of now, with their sizes."""
-
-    async def list_resources(self) -> list[Resource]:
-        """The presets; reports are read by the template."""
-        document = await run_command("presets")
-        texts = {f"preset {each['name']}": (f"/{each['name']}", each) for each in document["presets"]}
-        return [
-            Resource(
-                uri=f"kakeya-mac://presets{path}",
-                name=name,
-                mime_type="application/json",
-                size=len(json.dumps(content).encode()),
-            )
-            for name, (path, content) in ({"presets": ("", document)} | texts).items()
-        ]
-
-
 async def read_presets() -> str:
     """All presets with their parameters, as JSON."""
     return json.dumps(await run_command("presets"))
@@ -703,9 +681,9 @@ async def read_preset(name: str) -> str:
         raise ResourceNotFoundError(f"{failed}\nnext: {next_call('mac_presets')}") from None
 
 
-def make_server() -> ToolServer:
+def make_server() -> MCPServer:
     """The server with all tools and resources."""
-    server = ToolServer(
+    server = MCPServer(
         "kakeya-mac",
         title="kakeya-mac",
         version=__version__,

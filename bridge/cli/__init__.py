@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +20,15 @@ import click
 from click.shell_completion import CompletionItem
 
 from bridge import __version__, state_dir
-from bridge.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, BridgeError
+from bridge.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    BridgeError,
+    MachineError,
+    RequestRefused,
+)
+from bridge.proc import write_atomic
 from bridge.protocol.sanitize import clean, without_credentials
 from bridge.render import terminal
 
@@ -199,6 +208,17 @@ def show_error(error: BridgeError, *, label: str = "error: ") -> None:
     click.echo(f"{label}{clean(error.message)}", err=True)
     if error.remedy:
         click.echo(f"  {clean(error.remedy)}", err=True)
+
+
+def write_project_file(path: Path, text: str, *, force: bool, remedy: str) -> None:
+    """Write a file into a project; one that differs is overwritten with `force` alone."""
+    try:
+        if path.exists() and path.read_bytes() != text.encode() and not force:
+            raise RequestRefused(f"{path} exists and differs", "compare them, or add --force")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text.encode(), mode=0o644)
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror}", remedy) from None
 
 
 @contextlib.contextmanager

@@ -10,13 +10,12 @@ from pathlib import Path
 import click
 
 from bridge import settings
-from bridge.cli import warn
+from bridge.cli import warn, write_project_file
 from bridge.cli.options import option_with_default
 from bridge.client.submit import find_preset
-from bridge.errors import MachineError, ParameterError, RequestRefused
+from bridge.errors import ParameterError
 from bridge.evidence.threshold import parse_threshold
 from bridge.git.repo import GitRepo
-from bridge.proc import write_atomic
 from bridge.render.outcome import not_measured
 
 WORKFLOW = ".github/workflows/kakeya-mac.yaml"
@@ -68,15 +67,9 @@ def init(action: str, preset: str, threshold: str, branch: str, force: bool) -> 
     chosen = find_preset(settings.load(), GitRepo(Path.cwd()), preset)
     if not chosen.measures_commit:
         warn([f"{not_measured(chosen.name, 'is')}; use a preset that runs its code, such as tests"])
-    data = workflow(action, chosen.name, threshold and str(parse_threshold(threshold)), branch).encode()
+    text = workflow(action, chosen.name, threshold and str(parse_threshold(threshold)), branch)
     path = Path(WORKFLOW)
-    try:
-        if path.exists() and path.read_bytes() != data and not force:
-            raise RequestRefused(f"{path} exists and differs", "compare them, or add --force")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, data, mode=0o644)
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror}", "run it in the repository") from None
+    write_project_file(path, text, force=force, remedy="run it in the repository")
     click.echo(f"written: {path}\n{_VARIABLES}")
 
 

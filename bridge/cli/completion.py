@@ -77,7 +77,8 @@ Examples:
   eval "$(kakeya_mac completion zsh)"                 # in ~/.zshrc, after compinit
   kakeya_mac completion fish | source                 # in ~/.config/fish/config.fish
 
-Handles are those that this machine asked for or looked at lately; no remote is asked."""
+Handles are those that this machine asked for or looked at lately, and presets of runners those that it saw
+last; no remote is asked."""
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
@@ -94,26 +95,33 @@ def completion(shell: str) -> int:
 def complete_preset(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Presets that are installed here, the owner's too."""
+    """Presets that are installed here, and names of those that runners were last seen to offer."""
     from bridge import presets, settings
+    from bridge.client.recent import recent_presets
 
-    known = presets.load_all(settings.load().presets).values()
-    return [
-        CompletionItem(each.name, help=each.summary) for each in known if each.name.startswith(incomplete)
-    ]
+    config = settings.load()
+    known = presets.load_all(config.presets).values()
+    items = [CompletionItem(each.name, help=each.summary) for each in known]
+    answered = {name for each in known for name in (each.name, *each.aliases)}
+    items += [CompletionItem(name) for name in recent_presets(config.state_dir) if name not in answered]
+    return [item for item in items if item.value.startswith(incomplete)]
 
 
 def complete_param(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Parameters of the command's preset, as ``name=``, or ``name=value`` where there are few values."""
     from bridge import presets, settings
+    from bridge.client.recent import recent_presets
 
+    config = settings.load()
     name = ctx.params.get("preset") or ("throughput" if ctx.info_name == "demo" else None)
-    known = presets.load_all(settings.load().presets)
+    known = presets.load_all(config.presets)
     preset = next((each for each in known.values() if name in (each.name, *each.aliases)), None)
     items = []
     for key, parameter in {} if preset is None else preset.params.items():
         values = parameter.enum or (("true", "false") if parameter.type == "boolean" else ("",))
         items += [CompletionItem(f"{key}={value}", help=parameter.description) for value in values]
+    if preset is None:
+        items = [CompletionItem(word) for word in recent_presets(config.state_dir).get(str(name), ())]
     return [item for item in items if item.value.startswith(incomplete)]
 
 

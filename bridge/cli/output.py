@@ -160,6 +160,15 @@ def learn(link: Connection, state: RequestState) -> OpenRequest:
     return OpenRequest(asked, registry, typical_s)
 
 
+def open_document(
+    config: settings.Settings, nonce: str, preset: str | None, update: watch.Update, known: OpenRequest
+) -> dict[str, Any]:
+    """What the JSON line tells of an unfinished request."""
+    measured = presets.measures_commit(preset, presets.load_all(config.presets))
+    asked, typical_s, now = known.asked, known.typical_s, datetime.now(UTC)
+    return outcome.open_json(nonce, preset, update, now, asked=asked, typical_s=typical_s, measured=measured)
+
+
 def follow(
     link: Connection,
     nonce: str,
@@ -178,17 +187,8 @@ def follow(
     update = watch_request(link, nonce, how, wait_s=wait_s, state=state, request=request)
     if update.result is not None:
         return present(link, update.result, how)
-    known, preset = known or OpenRequest(), None if state is None else state.preset
-    measured = presets.measures_commit(preset, presets.load_all(link.config.presets))
-    document = outcome.open_json(
-        nonce,
-        preset,
-        update,
-        datetime.now(UTC),
-        asked=known.asked,
-        typical_s=known.typical_s,
-        measured=measured,
-    )
+    preset = None if state is None else state.preset
+    document = open_document(link.config, nonce, preset, update, known or OpenRequest())
     how.document.update(document | {"status": "waiting", "phase": update.phase})
     how.document["exit_code"] = WaitTimeout.exit_code
     return show(how.as_json, how.document, untrusted=(*outcome.FROM_BUS, "runners"))

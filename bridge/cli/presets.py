@@ -51,7 +51,12 @@ def presets(name: str | None, remote: str | None, as_json: bool) -> int:
         return _show_offered(name, remote or None, as_json)
     own = settings.load().presets
     if name is not None:
-        preset = library.get(name, own)
+        try:
+            preset = library.get(name, own)
+        except PresetError as error:
+            error.message += " here"
+            error.remedy = f"{error.remedy}; what live runners offer: kakeya_mac presets {name} --remote"
+            raise
         return show(as_json, _preset_json(preset), _preset_lines(preset))
     everything = library.load_all(own).values()
     lines = [f"{preset.name:<20} {preset.summary}" for preset in everything]

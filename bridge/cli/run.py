@@ -15,7 +15,14 @@ from bridge.bus.requests import OWN_REFS, RequestState, state_of
 from bridge.cli import show, warn
 from bridge.cli.completion import complete_preset
 from bridge.cli.options import RequestOptions, submit_options
-from bridge.cli.output import REGISTRY_TIMEOUT_S, Connection, OpenRequest, Presentation, follow
+from bridge.cli.output import (
+    REGISTRY_TIMEOUT_S,
+    Connection,
+    OpenRequest,
+    Presentation,
+    follow,
+    open_document,
+)
 from bridge.client.recent import remember
 from bridge.client.runners import Availability, check_availability, read_runners
 from bridge.client.signing_key import choose
@@ -26,7 +33,7 @@ from bridge.git.repo import GitRepo
 from bridge.github.dispatch import RequestRef
 from bridge.protocol.result import Phase
 from bridge.protocol.sanitize import clean_line
-from bridge.render.outcome import not_measured, open_json, waiting_text
+from bridge.render.outcome import not_measured, waiting_text
 from bridge.settings import Settings
 
 
@@ -126,17 +133,8 @@ def submit_and_follow(
     state, runners, hints = _find_runners(config, git, submission)
     warn(hints)
     update = Update(Phase.QUEUED, state.ahead if state else None)
-    typical_s = runners.typical_s if runners else None
-    measured = presets.measures_commit(asked.preset, presets.load_all(config.presets))
-    document |= open_json(
-        asked.nonce,
-        asked.preset,
-        update,
-        datetime.now(UTC),
-        asked=asked,
-        typical_s=typical_s,
-        measured=measured,
-    )
+    known = OpenRequest(asked, typical_s=runners.typical_s if runners else None)
+    document |= open_document(config, asked.nonce, asked.preset, update, known)
     document |= {
         "runners": runners and runners.to_json(),
         "warnings": [*warnings, *hints],
@@ -152,7 +150,7 @@ def submit_and_follow(
     lines = [f"queued  {asked.nonce} on {submission.remote.shown}"]
     if submission.signed_with is not None:
         lines.append(f"  signed with {clean_line(submission.signed_with)}")
-    if measured is False:
+    if document["commit_measured"] is False:
         lines.append(f"  {not_measured(asked.preset, 'is')}")
     if runners is not None and runners.able:
         lines.append(f"  {runners.sentence}")
@@ -167,7 +165,6 @@ def submit_and_follow(
         request = RequestRef(asked.nonce, asked.result_ref, submission.commit, submission.run_id)
     how = Presentation(options.as_json, options.output, document=document, expected=submission.expected)
     link = Connection(config, git, submission.remote)
-    known = OpenRequest(asked, typical_s=typical_s)
     return follow(link, asked.nonce, how, wait_s=options.wait_s, state=state, request=request, known=known)
 
 

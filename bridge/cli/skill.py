@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
+from bridge.cli import write_project_file
 from bridge.cli.options import path_option
-from bridge.errors import MachineError, RequestRefused
-from bridge.proc import write_atomic
 
 NAME = "kakeya-mac"
 # Where agents look for a project's skills. Cursor, Codex and Copilot read the first, Claude Code its own.
@@ -41,16 +40,7 @@ Examples:
 def install(agent: str, folder: Path | None, force: bool) -> None:
     """Write SKILL.md below the project's folder of skills; --dir names another folder."""
     path = (folder or Path(FOLDERS[agent])).expanduser() / NAME / "SKILL.md"
-    data = text().encode()
-    try:
-        if path.exists() and path.read_bytes() != data and not force:
-            raise RequestRefused(f"{path} is not what this version installs", "compare them, or add --force")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, data, mode=0o644)
-    except OSError as error:
-        raise MachineError(
-            f"cannot write {path}: {error.strerror}", "name another folder with --dir"
-        ) from None
+    write_project_file(path, text(), force=force, remedy="name another folder with --dir")
     click.echo(f"installed {path}")
 
 

@@ -6,13 +6,21 @@ from datetime import UTC, datetime
 
 import click
 
-from bridge import presets
 from bridge.cli import show
 from bridge.cli.options import allow_unsigned_option
-from bridge.cli.output import FOREVER_S, Connection, Presentation, follow, learn, present, request_command
+from bridge.cli.output import (
+    FOREVER_S,
+    Connection,
+    Presentation,
+    follow,
+    learn,
+    open_document,
+    present,
+    request_command,
+)
 from bridge.client import history, runners, watch
 from bridge.protocol.sanitize import clean_line
-from bridge.render.outcome import FROM_BUS, open_json, status_line
+from bridge.render.outcome import FROM_BUS, status_line
 
 
 @click.command(
@@ -63,10 +71,7 @@ def status(link: Connection, handle: str, as_json: bool, watches: bool) -> int:
             able = runners.check_availability(known.registry, asked, signed=True, settings=config, now=now)
             said += f": {'; '.join(able.warnings) or able.sentence}"
         lines.append(said)
-    measured = presets.measures_commit(state.preset, presets.load_all(config.presets))
-    document = open_json(
-        state.nonce, state.preset, update, now, asked=asked, typical_s=known.typical_s, measured=measured
-    )
+    document = open_document(config, state.nonce, state.preset, update, known)
     if document["expired"]:
         lines.append("  expired: no runner may take it any more; the next one that sees it refuses it")
     lines += [f"  {text}" for text in (run and run.sentence, problem) if text]

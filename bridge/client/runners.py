@@ -14,6 +14,7 @@ from typing import Any
 
 from bridge.bus.registry import TIMEOUT_S, Registration, Registry, read_registry
 from bridge.bus.results import pins_keys
+from bridge.client.recent import remember_presets
 from bridge.client.remotes import Remote, open_cache
 from bridge.errors import ParameterError, PresetError
 from bridge.git.repo import GitRepo
@@ -67,7 +68,9 @@ def read_runners(
     """
     cache = open_cache(settings.state_dir, remote, git, timeout_s=timeout_s)
     trusted = names_that_count(settings.trusted_runners, RESULT_NAMESPACE)
-    return cache.recover(lambda: read_registry(cache, found=found, trusted=trusted, timeout_s=timeout_s))
+    registry = cache.recover(lambda: read_registry(cache, found=found, trusted=trusted, timeout_s=timeout_s))
+    remember_presets(settings.state_dir, (offer for seen in registry.seen for offer in seen.info.presets))
+    return registry
 
 
 def check_availability(

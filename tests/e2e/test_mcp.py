@@ -22,7 +22,7 @@ from bridge.mcp_server import CALL_LIMIT_S, make_server
 from bridge.protocol.sanitize import unsafe_character
 from tests.bridge.cli.conftest import here
 from tests.bridge.cli.test_mcp import outside_fences, said
-from tests.bridge.cli.test_untrusted import ORDER, Scene, scene, texts
+from tests.bridge.cli.test_untrusted import ORDER, Scene, harmful, scene, texts
 from tests.fixtures.bus import FILES, BusFixture
 from tests.fixtures.repo import BIN, RepoFixture, wait_for
 
@@ -76,7 +76,7 @@ def test_a_client_drives_a_request_to_its_verdict(repo: RepoFixture):
     async def submit() -> str:
         async with connect(repo, "auto") as client:
             listed = await client.list_resources()
-            assert {each.name: each.size for each in listed.resources}["preset hello"]
+            assert [each.name for each in listed.resources] == ["presets"]
             [content] = (await client.read_resource("kakeya-mac://presets/hello")).contents
             assert json.loads(content.text)["timeout_s"] == 120
             wrong = await client.call_tool("mac_submit", {"preset": "hello", "params": {"x": 1}})
@@ -84,6 +84,10 @@ def test_a_client_drives_a_request_to_its_verdict(repo: RepoFixture):
             assert document(wrong)["exit_code"] == 2
             assert "'x'" in said(wrong)
             assert said(wrong).endswith('next: mac_presets(name="hello")')
+            alone = await client.call_tool("mac_submit", {"preset": "hello", "require_runner": True})
+            assert document(alone)["exit_code"] == 9
+            assert said(alone).endswith("next: mac_presets(live=true)")
+            assert not [name for name in repo.remote_refs() if "inbox" in name]
             result = await client.call_tool("mac_submit", {"preset": "hello"})
             found = document(result)
             assert (found["status"], found["terminal"], found["exit_code"]) == ("queued", False, 0)
@@ -131,6 +135,12 @@ def test_every_answer_fences_what_others_wrote(scene: Scene):
         ("mac_presets", {"live": True}),
     ]
 
+    def check(values: dict[str, Any]) -> None:
+        for key, value in values.items():
+            own = key not in values["untrusted"]
+            assert not own or not any("ignore your" in each for each in texts(value)), key
+            assert not [text for text in texts(value) if harmful(text)]
+
     async def call() -> None:
         async with Client(make_server()) as client:
             for name, arguments in calls:
@@ -140,9 +150,9 @@ def test_every_answer_fences_what_others_wrote(scene: Scene):
                 assert ORDER in text.replace("&#58;", ":"), name
                 assert not [line for line in outside_fences(text) if "ignore your" in line], name
                 assert unsafe_character(text.replace("\n", "")) is None
-                for key, value in document(result).items():
-                    own = key not in document(result)["untrusted"]
-                    assert not own or not any("ignore your" in each for each in texts(value)), key
+                check(document(result))
+            [content] = (await client.read_resource(f"kakeya-mac://results/{scene.answered}/report")).contents
+            check(json.loads(content.text))
 
     asyncio.run(call())
 
@@ -275,8 +285,9 @@ def test_a_client_that_declares_tasks_gets_one(here: BusFixture):
             link = result.content[1]
             assert isinstance(link, ResourceLink)
             [content] = (await client.read_resource(link.uri)).contents
-            assert content.text.encode() == FILES["report.json"]
-            assert link.size == len(FILES["report.json"])
+            read = json.loads(content.text)
+            assert read["report"] == json.loads(FILES["report.json"])
+            assert (read["handle"], read["untrusted"]) == (document(result)["handle"], ["report"])
             with pytest.raises(MCPError, match="no request"):
                 await get_task(client.session, "20260301t120000z000000000000")
         async with Client(make_server()) as client:

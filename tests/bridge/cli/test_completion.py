@@ -14,8 +14,12 @@ from click.shell_completion import ShellComplete
 from bridge.cli import cli
 from bridge.cli.completion import VARIABLE, BashWords, ZshWords, completion
 from bridge.client.recent import recent, remember
+from bridge.protocol.runner_info import Property
 from engine.cli import group
 from tests.bridge.cli.calls import call
+from tests.bridge.cli.test_runners import here as registration
+from tests.bridge.cli.test_runners import publish
+from tests.bridge.registrations import offer
 from tests.fixtures.bus import BusFixture
 from tests.fixtures.repo import BIN, RepoFixture
 
@@ -45,6 +49,28 @@ def test_handles_are_those_that_this_machine_asked_for_or_saw(here: BusFixture) 
     for command in ("result", "wait", "logs", "cancel", "again", "fetch"):
         assert sorted(offered(command, "2")) == sorted([submitted.nonce, asked])
     assert offered("status", asked[:-1]) == [asked]
+
+
+def test_presets_of_runners_are_those_that_were_seen_last(repo: RepoFixture, monkeypatch) -> None:
+    for name in ("KAKEYA_STATE", "KAKEYA_CONFIG"):
+        monkeypatch.setenv(name, repo.env[name])
+    params = {
+        "mode": Property(type="string", enum=("plain", "$(reboot)", "a b")),
+        "quick": Property(type="boolean"),
+        "shots": Property(type="integer"),
+    }
+    publish(
+        repo, registration(repo, presets=(offer("special", parameters=params), offer("bare", parameters={})))
+    )
+    assert offered("run", "--preset", "special") == []
+    missing = repo.kakeya("presets", "special")
+    assert (missing.code, "kakeya_mac presets special --remote" in missing.err) == (2, True)
+    assert repo.kakeya("presets", "special", "--remote").code == 0
+    repo.git("remote", "remove", "origin")
+    assert offered("run", "--preset", "special") == ["special"]
+    assert offered("presets", "bar") == ["bare"]
+    words = ["mode=plain", "quick=true", "quick=false", "shots="]
+    assert offered("run", "--preset", "special", "-p", "") == words
 
 
 def test_only_the_last_handles_are_kept(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def scene(here: BusFixture, monkeypatch: pytest.MonkeyPatch) -> Scene:
     data = here.result(
         here.expected(answered),
         files,
-        {"log.txt": "log"},
+        {"log.txt": "log", "report.json": "evidence"},
         preset="tests",
         engine_source="workload",
         params={"paths": ORDER},
