@@ -159,7 +159,8 @@ def benchmarks_page() -> str:
         lines.append(
             f"\n## {path.stem}\n\n{environment['chip']}, {environment['cpu_count']} cores,"
             f" {environment['system']}, {report['finished_at'][:10]};"
-            f" target `{environment['models']['target']['id']}`.\n\n"
+            f" target `{environment['models']['target']['id']}`. Samples, rounds and environment:"
+            f" [the report](../../benchmarks/results/{path.name}).\n\n"
             "| arm | compared with | decoding | with prefill | equal outputs | tokens/s | accepted a block"
             " | recall | KV bytes |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
         )
