@@ -79,7 +79,7 @@ class Paired(Frozen):
     metric: Metric
     workload: PairedSide
     against: PairedSide
-    runs: Annotated[tuple[PairedRun, ...], Field(max_length=200)]
+    runs: Annotated[tuple[PairedRun, ...], Field(max_length=1000)]
     summary: PairedSummary
 
 

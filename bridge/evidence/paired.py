@@ -23,7 +23,7 @@ from evidence_format.paired import Outcome, Paired, PairedRun, PairedSummary, Si
 from evidence_format.text import shown
 
 BLOCK: tuple[SideName, ...] = ("workload", "against", "against", "workload")
-FEWEST_BLOCKS, MOST_BLOCKS = 10, 30
+FEWEST_BLOCKS, MOST_BLOCKS = 10, 100
 CONFIDENCE = 0.99
 MARGIN = 0.05  # only a run that would have seen so small a difference may say that there is none
 # Sampling ends when the smallest detectable effect is this small: less than MARGIN, because a look after

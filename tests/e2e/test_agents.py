@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shlex
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -62,16 +61,6 @@ def test_each_configuration_starts_the_server(repo: RepoFixture):
     for args in {tuple(each["args"]) for each in configured()}:
         path = f"{BIN}:{repo.env['PATH']}"
         assert asyncio.run(list_tools(repo, list(args), path)) == documented
-
-
-@pytest.mark.exhaustive
-def test_the_installation_of_the_page_serves(repo: RepoFixture):
-    """Of a client alone: neither mlx nor this environment is part of it."""
-    [install] = [block for block in blocks(PAGE, "") if "install_client.sh" in block]
-    script = f'set -e\n{install}\nprintf %s "$PATH"'
-    done = subprocess.run(["sh", "-c", script], cwd=ROOT, env=repo.env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "mac_status" in asyncio.run(list_tools(repo, ["mcp"], done.stdout))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The commands that the README and the quickstart show for the engine work as they are written."""
+"""The commands that the README and the engine's page show for the engine work as they are written."""
 
 from __future__ import annotations
 
@@ -39,10 +39,8 @@ def serves(folder: Path) -> bool:
         return bool(ready["url"] == "http://127.0.0.1:8080/v1" and server.wait(60) == 0)
 
 
-# Of the README's commands the quickstart has the most; the others are those of jobs in test_presets.py.
-@pytest.mark.parametrize(
-    "page", [pytest.param("README.md", marks=pytest.mark.exhaustive), "docs/quickstart.md"]
-)
+# Of the README's commands the engine's page has the most; the others are those of jobs in test_presets.py.
+@pytest.mark.parametrize("page", [pytest.param("README.md", marks=pytest.mark.exhaustive), "docs/engine.md"])
 def test_the_documented_commands_work_in_their_order(repo: RepoFixture, tmp_path: Path, page: str):
     found = commands(page)
     assert len(found) >= 3

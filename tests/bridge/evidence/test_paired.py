@@ -199,7 +199,7 @@ def simulated(effect: float, seed: int, *, noise: float, spikes: float) -> tuple
     ("noise", "spikes"),
     [
         pytest.param(0.02, 0.05, id="disturbed", marks=pytest.mark.slow),
-        pytest.param(0.06, 0.0, id="noisy", marks=pytest.mark.exhaustive),
+        pytest.param(0.04, 0.0, id="noisy", marks=pytest.mark.exhaustive),
     ],
 )
 def test_planted_differences_are_found_and_others_are_not(noise: float, spikes: float):
