@@ -61,7 +61,7 @@ soak: $(STAMP) ## CLIENTS (16) at one server for SECONDS (300), by SEED (1), wit
 exhaustive: $(STAMP) ## full products of what even the slow tests sample (most of an hour)
 	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800 --deselect tests/bridge/cli/test_attest.py
 
-screenshots: $(STAMP) ## docs/images: the page of a report as Chromium shows it (install that first)
+screenshots: site ## docs/images: a report and this site as Chromium shows them (install that first)
 	@$(BIN)/python scripts/screenshots.py
 
 FUZZ_S ?= 60
@@ -100,6 +100,7 @@ docs: $(STAMP) ## regenerate the generated pages (CLI help, schemas, preset and 
 site: $(STAMP) ## build the documentation as pages to open or serve: build/site/index.html
 	@UV_PROJECT_ENVIRONMENT=.venv-site $(BIN)/uv sync --quiet --locked --no-build-isolation --only-group site --python $(BIN)/python
 	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+	@$(BIN)/python scripts/site_reports.py build/site/reports
 	@echo "site: build/site/index.html"
 
 bench: $(STAMP) ## measure the client, the bus and the engine here; see benchmarks/README.md

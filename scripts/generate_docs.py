@@ -103,7 +103,7 @@ def prompt_sets_text() -> str:
 
 def exit_codes_page() -> str:
     from bridge import errors
-    from bridge.protocol.result import EXIT_CODES, Reason
+    from bridge.protocol.result import EXIT_CODES, REASONS
 
     lines = [NOTE, "# Exit codes, statuses and reasons\n\n"]
     lines.append(
@@ -137,7 +137,12 @@ def exit_codes_page() -> str:
     lines.append(
         f"| terminated | {errors.EXIT_TERMINATED} | SIGTERM, SIGHUP; a submitted request goes on |\n"
     )
-    lines.append("\nReasons (`verdict.reason` of a result): " + ", ".join(f"`{r}`" for r in Reason) + ".\n")
+    lines.append(
+        "\n## Reasons\n\nA result has a status and a reason (`verdict` in its JSON), written like"
+        " `refused/policy`. Single messages:\n[error messages](../errors.md).\n\n"
+        "| result | when | what to do |\n| --- | --- | --- |\n"
+    )
+    lines += [f"| `{m.status}/{reason}` | {m.when} | {m.remedy} |\n" for reason, m in REASONS.items()]
     return "".join(lines)
 
 
@@ -154,7 +159,8 @@ def benchmarks_page() -> str:
         lines.append(
             f"\n## {path.stem}\n\n{environment['chip']}, {environment['cpu_count']} cores,"
             f" {environment['system']}, {report['finished_at'][:10]};"
-            f" target `{environment['models']['target']['id']}`.\n\n"
+            f" target `{environment['models']['target']['id']}`. Samples, rounds and environment:"
+            f" [the report](../../benchmarks/results/{path.name}).\n\n"
             "| arm | compared with | decoding | with prefill | equal outputs | tokens/s | accepted a block"
             " | recall | KV bytes |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -95,6 +95,165 @@ class Reason(StrEnum):
     ATTEMPTS = "attempts"
     RUN_LOST = "run_lost"
     NO_RUNNER = "no_runner"
+
+
+class Meaning(NamedTuple):
+    """What a reason says: the status it goes with, when it is given, what to do about it."""
+
+    status: Status
+    when: str
+    remedy: str
+
+
+REASONS: dict[Reason, Meaning] = {
+    Reason.OK: Meaning(
+        Status.PASSED, "The job ended with exit code 0, and the gate accepted its report if it has one.", ""
+    ),
+    Reason.BAD_COMMIT: Meaning(
+        Status.REFUSED,
+        "The commit of the branch is no request, or changes more than a request does.",
+        "Submit with `kakeya_mac run`; do not push to the branch of a request.",
+    ),
+    Reason.BAD_MANIFEST: Meaning(
+        Status.REFUSED,
+        "`request.json` breaks its schema, or is dated more than a day ahead of the Mac.",
+        "Use a client of the Mac's version, and set the clock that is wrong.",
+    ),
+    Reason.UNKNOWN_PRESET: Meaning(
+        Status.REFUSED,
+        "The Mac has no preset of that name.",
+        "`kakeya_mac presets --remote` lists what each Mac offers.",
+    ),
+    Reason.BAD_PARAMETER: Meaning(
+        Status.REFUSED,
+        "A value is missing, unknown or out of the preset's bounds, or names a file that the commit lacks.",
+        "`kakeya_mac presets NAME` shows types, bounds and defaults.",
+    ),
+    Reason.POLICY: Meaning(
+        Status.REFUSED,
+        "The owner's `policy.toml` does not allow it: the preset, the values, the requester or the branch.",
+        "Ask for what `kakeya_mac presets --remote` offers, or ask the owner, whom `kakeya_mac runner policy"
+        " explain` tells which setting it was.",
+    ),
+    Reason.BAD_SIGNATURE: Meaning(
+        Status.REFUSED,
+        "The signature does not verify, or the Mac takes only requests of listed signers.",
+        "`kakeya_mac key` shows your key; the owner adds it with `kakeya_mac runner signers add`.",
+    ),
+    Reason.EXPIRED: Meaning(
+        Status.REFUSED,
+        "No runner took it before `expires_at`.",
+        "Submit it again (`kakeya_mac again HANDLE`), with a later `--expires` if the Mac is often busy.",
+    ),
+    Reason.WRONG_AUDIENCE: Meaning(
+        Status.REFUSED,
+        "It was made for another remote, or another spelling of this one.",
+        "Have clients and runners use the same kind of address, and submit it again.",
+    ),
+    Reason.REPLAYED: Meaning(
+        Status.REFUSED,
+        "A request of this handle was answered before.",
+        "Read that answer (`kakeya_mac result HANDLE`), or submit a new request.",
+    ),
+    Reason.QUOTA: Meaning(
+        Status.REFUSED,
+        "The requester has as many waiting as the owner allows.",
+        "Wait for some to end, or cancel some.",
+    ),
+    Reason.MODEL_MISSING: Meaning(
+        Status.REFUSED,
+        "A model of the preset is not on the Mac, or its files are not whole.",
+        "On the Mac: `kakeya_mac runner models check`, and `runner models add`.",
+    ),
+    Reason.MACHINE_UNFIT: Meaning(
+        Status.REFUSED,
+        "The machine cannot run the preset (system, sandbox, tools), or does not meet `--on`.",
+        "The message names what it lacks; ask for another machine with `--on`.",
+    ),
+    Reason.BAD_WORKLOAD: Meaning(
+        Status.REFUSED,
+        "The files of the commit cannot be laid out: too many, too large, unsafe links or paths, Git LFS"
+        " pointers.",
+        "The message names the file; ask for a commit without it.",
+    ),
+    Reason.OUTSIDE_HOURS: Meaning(
+        Status.REFUSED,
+        "It came outside the owner's `hours`, and no request waits for them there.",
+        "Submit it again at the time that the message names.",
+    ),
+    Reason.EXIT_CODE: Meaning(
+        Status.FAILED,
+        "The job ended with another exit code than 0.",
+        "Read its log: `kakeya_mac logs HANDLE`.",
+    ),
+    Reason.TIMEOUT: Meaning(
+        Status.FAILED,
+        "The job did not end within the preset's time.",
+        "Ask for less (fewer prompts, fewer tokens), or ask the owner for a longer `timeout_s`.",
+    ),
+    Reason.OUTPUT_LIMIT: Meaning(
+        Status.FAILED, "The job printed more than the preset allows.", "Have it print less."
+    ),
+    Reason.RESOURCE_LIMIT: Meaning(
+        Status.FAILED,
+        "The job used more memory, disk, processes or file size than the preset allows.",
+        "Ask for less; the message names the limit.",
+    ),
+    Reason.NO_EVIDENCE: Meaning(
+        Status.FAILED,
+        "The job ended with exit code 0 and left no report that can be read.",
+        "Read its log: `kakeya_mac logs HANDLE`.",
+    ),
+    Reason.RUNNER_ERROR: Meaning(
+        Status.FAILED,
+        "The runner failed, not the job: disk, supervisor, or a result that the server never took.",
+        "Submit it again; if it fails again, the owner finds the cause in the runner's log.",
+    ),
+    Reason.EVIDENCE: Meaning(
+        Status.REJECTED,
+        "The gate rejected the report.",
+        "Look up the rule that is named: `kakeya_mac gate --explain CODE`.",
+    ),
+    Reason.TAMPERED: Meaning(
+        Status.REJECTED,
+        "What was published is not what the workflow run signed.",
+        "Do not use it; find out who pushed to the branch, and submit it again.",
+    ),
+    Reason.UNTRUSTED: Meaning(
+        Status.REJECTED,
+        "The result passed, and no key of `KAKEYA_TRUSTED_RUNNERS` signed it.",
+        "Add the line that the workflow prints, if that runner is yours.",
+    ),
+    Reason.BINDING: Meaning(
+        Status.REJECTED,
+        "The result answers something else than was asked; both values are named.",
+        "Do not use it; submit it again, and check which runner answered.",
+    ),
+    Reason.REQUESTED: Meaning(
+        Status.CANCELLED,
+        "The request or its workflow run was cancelled.",
+        "`kakeya_mac again HANDLE` asks once more.",
+    ),
+    Reason.SHUTDOWN: Meaning(
+        Status.CANCELLED, "The runner was told to stop.", "`kakeya_mac again HANDLE` when it serves again."
+    ),
+    Reason.LEASE_LOST: Meaning(Status.LOST, "Reserved: a runner that loses its claim publishes nothing.", ""),
+    Reason.ATTEMPTS: Meaning(
+        Status.LOST,
+        "Every attempt lost its runner (crash, power, network), and there are no more.",
+        "See why in the runner's log, then `kakeya_mac again HANDLE`.",
+    ),
+    Reason.RUN_LOST: Meaning(
+        Status.LOST,
+        "The workflow run ended without a result.",
+        "Open the run's page (the message has it), then `kakeya_mac again HANDLE`.",
+    ),
+    Reason.NO_RUNNER: Meaning(
+        Status.LOST,
+        "No machine took the workflow job in time.",
+        "Check that the Mac's runner is online in the repository's settings, then `kakeya_mac again HANDLE`.",
+    ),
+}
 
 
 class Phase(StrEnum):

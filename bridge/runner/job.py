@@ -32,7 +32,7 @@ from bridge.presets import Preset
 from bridge.presets.argv import switches
 from bridge.protocol import result as protocol
 from bridge.protocol.manifest import Manifest, ParamValue, format_time
-from bridge.protocol.result import Phase, Reason, Status, Verdict, Violation
+from bridge.protocol.result import REASONS, Phase, Reason, Verdict, Violation
 from bridge.runner import models, sandbox, workspace
 from bridge.runner.admission import Admitted, Decision, Refusal, Request, check_machine
 from bridge.runner.child import JobCommand, JobExit, Supervisor
@@ -55,14 +55,6 @@ ENGINE = "${engine}"  # how the argv of a preset begins that runs the engine
 MLX_CACHE = "mlx"  # the folder below TMPDIR in which mlx's CPU backend keeps the kernels it compiles
 _SPACE_S, _POLL_S = 30.0, 2.0  # how long a result waits for space on the disk
 _GIB = 1 << 30
-_STATUS = {
-    Reason.OK: Status.PASSED,
-    Reason.EVIDENCE: Status.REJECTED,
-    Reason.REQUESTED: Status.CANCELLED,
-    Reason.SHUTDOWN: Status.CANCELLED,
-    Reason.ATTEMPTS: Status.LOST,
-    Reason.NO_RUNNER: Status.LOST,
-}
 _REASONS: Mapping[type[BridgeError], Reason] = {
     ParameterError: Reason.BAD_PARAMETER,
     models.ModelMissing: Reason.MODEL_MISSING,
@@ -71,20 +63,18 @@ _REASONS: Mapping[type[BridgeError], Reason] = {
 }
 
 
-def make_verdict(
-    reason: Reason, message: str, *violations: Violation, status: Status | None = None
-) -> Verdict:
+def make_verdict(reason: Reason, message: str, *violations: Violation) -> Verdict:
     """A verdict whose status follows from its reason, and whose message is as long as a result may hold."""
-    status = status or _STATUS.get(reason, Status.FAILED)
-    return Verdict(status=status, reason=reason, message=message[:4000], violations=violations)
+    return Verdict(
+        status=REASONS[reason].status, reason=reason, message=message[:4000], violations=violations
+    )
 
 
 def verdict_of(why: BridgeError) -> Verdict:
     """The verdict of a request that is refused, or whose job an error ended."""
     reason = why.reason if isinstance(why, Refusal) else _REASONS.get(type(why), Reason.RUNNER_ERROR)
-    status = None if reason in (Reason.NO_EVIDENCE, Reason.RUNNER_ERROR) else Status.REFUSED
     message = why.message if why.remedy is None else f"{why.message}; {why.remedy}"
-    return make_verdict(reason, message, status=status)
+    return make_verdict(reason, message)
 
 
 @dataclass(frozen=True)

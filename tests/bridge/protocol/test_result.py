@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import ResultError
-from bridge.protocol.result import EXIT_CODES, Result, Status, parse_result, parse_status
+from bridge.protocol.result import EXIT_CODES, REASONS, Reason, Result, Status, parse_result, parse_status
 
 RESULT: dict[str, Any] = {
     "schema_version": 1,
@@ -33,6 +33,12 @@ RESULT: dict[str, Any] = {
 def test_what_is_written_is_what_is_read():
     result = parse_result(json.dumps(RESULT).encode())
     assert parse_result(result.to_bytes()) == result
+
+
+def test_every_reason_says_when_and_what_to_do():
+    assert set(REASONS) == set(Reason)
+    silent = {reason for reason, meaning in REASONS.items() if not meaning.when or not meaning.remedy}
+    assert silent == {Reason.OK, Reason.LEASE_LOST}
 
 
 @pytest.mark.parametrize(
