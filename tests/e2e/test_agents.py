@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
