@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from bridge.client.fetch import GateRecord, Judged
 from bridge.evidence.gate import Judgement, judge
-from bridge.protocol.result import Status, Violation
+from bridge.protocol.result import ATTESTATION_KEY_FACT, Status, Violation
 from bridge.render import report
 from bridge.render.report import ReportSubject, html, markdown
 from evidence_format.model import Report
+from evidence_format.verification import Verification, parse_verification
 from tests.bridge.evidence import reports, test_paired
 from tests.bridge.evidence.reports import dump
 from tests.bridge.render.test_evidence import HOSTILE, judged
@@ -45,6 +47,27 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self.tag = ""
+
+
+def full_request() -> Judged:
+    """A request with every record that a result may carry: a replay, reports judged in the job, a key."""
+    replay = parse_verification(Path("tests/data/evidence/verification.json").read_bytes())
+    assert isinstance(replay, Verification)
+    rows = [
+        {"file": f"{name}.json", "accepted": not code, "kind": "throughput", "claims": [], "figures": None}
+        | {"violations": [{"code": code, "message": HOSTILE}] if code else []}
+        for name, code in (("good", ""), ("bad", "SPEEDUP"))
+    ]
+    request = judged()
+    result = request.believed.result
+    runner = result.runner.model_copy(update={"machine": {ATTESTATION_KEY_FACT: "AAAAkey"}})
+    return replace(
+        request,
+        believed=replace(request.believed, result=result.model_copy(update={"runner": runner})),
+        judgements={"report.json": judge(dump(reports.throughput()))},
+        verification=replay,
+        gate_record=GateRecord.model_validate({"files": rows}),
+    )
 
 
 def subject(judgement: Judgement, name: str = "report.json") -> ReportSubject:
@@ -155,6 +178,16 @@ def test_several_are_compared_side_by_side() -> None:
     assert "FASTER a against b" in text
 
 
+def test_a_request_shows_the_records_of_a_replay_of_reports_judged_in_the_job_and_its_key() -> None:
+    request = full_request()
+    page = Page(html([ReportSubject(reports.NONCE, request.judgements, request)]))
+    text = " ".join(page.words)
+    assert {"Verification", "Judged in the job", "Gate"} <= set(page.headings)
+    for each in ("Replayed rows", "tokens checked", "plain/", "REJECTED", "SPEEDUP", "Ed25519 AAAAkey"):
+        assert each in text, each
+    assert not page.active
+
+
 def test_a_request_says_what_ran_and_markdown_is_cut_to_the_limit_of_a_comment() -> None:
     request = replace(judged(), judgements={"report.json": judge(dump(reports.throughput()))})
     one = ReportSubject(reports.NONCE, request.judgements, request)
@@ -165,4 +198,3 @@ def test_a_request_says_what_ran_and_markdown_is_cut_to_the_limit_of_a_comment()
     assert text.startswith("## ✅ PASSED throughput")
     assert len(text) <= 600
     assert "cut here" in text
-    assert json.dumps(text)

@@ -18,6 +18,7 @@ from bridge.render.report import ReportSubject, html
 from tests.bridge.evidence import reports, test_paired
 from tests.bridge.evidence.reports import dump
 from tests.bridge.render.test_evidence import HOSTILE, judged
+from tests.bridge.render.test_report import full_request
 
 # In `make exhaustive` alone: CI has no time left to install a browser.
 pytestmark = [pytest.mark.exhaustive, pytest.mark.unsandboxed]
@@ -43,6 +44,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     evidence = {"paired.json": judge(dump(test_paired.record())), "report.json": judge(dump(reports.kv()))}
     subjects = {name: [ReportSubject(f"{name}.json", {name: each})] for name, each in judgements.items()}
     subjects["request"] = [ReportSubject(reports.NONCE, evidence, replace(request, judgements=evidence))]
+    full = full_request()
+    subjects["full"] = [ReportSubject(reports.NONCE, full.judgements, full)]
     subjects["comparison"] = [subjects["throughput-code"][0], subjects["request"][0]]
     folder = tmp_path_factory.mktemp("pages")
     for name, given in subjects.items():
@@ -65,7 +68,7 @@ def opened(browser: Browser, path: Path, *, width: int, scheme: str = "light") -
     ("width", "scheme", "media"),
     [(1200, "light", "screen"), (1200, "dark", "screen"), (360, "light", "screen"), (800, "dark", "print")],
 )
-@pytest.mark.parametrize("name", ["kv", "comparison"])
+@pytest.mark.parametrize("name", ["kv", "comparison", "full"])
 def test_axe_finds_no_violation(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str, media: str
 ) -> None:
