@@ -40,7 +40,7 @@ from bridge.runner.config import RunnerConfig
 from bridge.runner.lease import HeartbeatThread
 from bridge.runner.machine import Fact, job_facts, keep_awake
 from bridge.runner.models import FoundModel
-from bridge.runner.paired import RunFailed, take_turns
+from bridge.runner.paired import RunFailed, run_blocks
 from bridge.runner.supervisor import Breach
 from bridge.signing import dsse
 from evidence_format.model import ReportRequest
@@ -229,11 +229,11 @@ class Job:
             verdict, judgement = self._judge(side, ended, self._binding(side, started, self.now()))
             if verdict.reason is not Reason.OK:
                 message = f"run {number} ({name}, {side.commit[:12]}): {verdict.message}"[:4000]
-                failed = verdict.model_copy(update={"message": message})
-                raise RunFailed(failed, timed_out=ended.timed_out)
+                raise RunFailed(verdict.model_copy(update={"message": message}))
             seconds = round(ended.seconds, 6)
             self._note(f"runner: run {number} ({name}) took {seconds:.3f} s\n")
-            report = self._files.get(self._file_name(side, presets.evidence_name(preset)), (b"", ""))[0]
+            report = presets.evidence_name(preset) if preset.evidence else None
+            data = self._files[self._file_name(side, report)][0] if report else None
             return PairedRun(
                 side=name,
                 warm_up=warm_up,
@@ -241,12 +241,12 @@ class Job:
                 seconds=seconds,
                 value=_decode_seconds(judgement) if uses_report else seconds,
                 exit_code=0,
-                report_sha256=hashlib.sha256(report).hexdigest() if preset.evidence else None,
+                report_sha256=None if data is None else hashlib.sha256(data).hexdigest(),
             )
 
         try:
             limit_s, nonce = prepared["workload"][2].timeout_s, manifest.nonce
-            runs = take_turns(run, limit_s=limit_s, seed=nonce, tell=self._tell)
+            runs = run_blocks(run, limit_s=limit_s, seed=nonce, on_progress=self._tell)
         except RunFailed as failure:
             return failure.verdict
         record = Paired.model_validate(
@@ -297,8 +297,8 @@ class Job:
             self._tell(line)
 
     @staticmethod
-    def _file_name(side: Side, name: str | None) -> str:
-        return f"against-{name}" if side.name == "against" else name or ""
+    def _file_name(side: Side, report: str) -> str:
+        return f"against-{report}" if side.name == "against" else report
 
     def _asked(self) -> tuple[Preset, Manifest]:
         preset, manifest = self.decision.preset, self.request.manifest

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from bridge.evidence.paired import BLOCK, MOST_BLOCKS, PRECISE, summarise
-from bridge.protocol.result import Verdict
+from bridge.protocol.result import Reason, Verdict
 from evidence_format.paired import PairedRun, PairedSummary, SideName
 
 # Runs the command of a side: whether that is a warm-up, and within how many seconds.
@@ -16,12 +16,14 @@ RunSide = Callable[[SideName, bool, float], PairedRun]
 class RunFailed(Exception):
     """A run did not end as a job that passes does; `verdict` None: the runner was told to stop."""
 
-    def __init__(self, verdict: Verdict | None, *, timed_out: bool = False) -> None:
+    def __init__(self, verdict: Verdict | None) -> None:
         super().__init__()
-        self.verdict, self.timed_out = verdict, timed_out
+        self.verdict = verdict
 
 
-def take_turns(run: RunSide, *, limit_s: float, seed: str, tell: Callable[[str], None]) -> list[PairedRun]:
+def run_blocks(
+    run: RunSide, *, limit_s: float, seed: str, on_progress: Callable[[str], None]
+) -> list[PairedRun]:
     """Run both sides block by block within a limit; the warm-ups and all whole blocks.
 
     It ends when the smallest effect that the runs could show is small enough, never because of the ratio
@@ -29,23 +31,23 @@ def take_turns(run: RunSide, *, limit_s: float, seed: str, tell: Callable[[str],
     the blocks before it count.
     """
     deadline = time.monotonic() + limit_s
-    runs: list[PairedRun] = []
 
     def take(sides: tuple[SideName, ...], *, warm_up: bool) -> list[PairedRun]:
         return [run(side, warm_up, max(1.0, deadline - time.monotonic())) for side in sides]
 
-    tell(f"progress 0/{MOST_BLOCKS} warming up")
+    on_progress(f"progress 0/{MOST_BLOCKS} warming up")
     runs = take(("workload", "against"), warm_up=True)
     slowest, said = 0.0, "measuring"
     for number in range(MOST_BLOCKS):
         began = time.monotonic()
         if number and began + slowest > deadline:
             break
-        tell(f"progress {number}/{MOST_BLOCKS} {said}")
+        on_progress(f"progress {number}/{MOST_BLOCKS} {said}")
         try:
             runs += take(BLOCK, warm_up=False)
         except RunFailed as failure:
-            if number and failure.timed_out:
+            verdict = failure.verdict
+            if number and verdict is not None and verdict.reason is Reason.TIMEOUT:
                 break
             raise
         slowest = max(slowest, time.monotonic() - began)

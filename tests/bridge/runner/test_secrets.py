@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from bridge.bus.results import Believed
+from bridge.protocol.manifest import Against
+from bridge.runner.child import JobCommand, JobExit, Supervisor
 from tests.fixtures.runner import RunnerFixture
 
 FILES = {
@@ -138,3 +140,29 @@ def test_a_secret_that_the_cap_of_the_log_cuts_in_two_is_in_no_log(
     answer = tell(runner, "sys.stdout.write('x' * ((8 << 20) - 10) + word + 'x' * 100000)")
     assert answer.result.verdict.reason == "output_limit"
     assert answer.files["log.txt"].endswith(b"xxx[redacted:MY_SECRET_TOKEN]")
+
+
+@pytest.mark.exhaustive  # the rule itself: test_paired_run.py
+def test_a_secret_in_the_report_of_a_run_out_of_time_is_not_ignored(
+    runner: RunnerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_SECRET_TOKEN", SECRET)
+    seconds = 0.01
+
+    def run(_: Supervisor, job: JobCommand, *_args: object, **_kwargs: object) -> JobExit:
+        """Both warm-ups and one block end well, the run after them leaks and does not end."""
+        nonlocal seconds
+        seconds += 0.01
+        timed_out = seconds > 0.075
+        if timed_out:
+            (Path(job.folder) / "out" / "report.json").write_text(SECRET)
+        return JobExit(None if timed_out else 0, seconds, timed_out, False, False, 0)
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    runner.preset("pair", ["${python}", "{word}", "${out:report}"])
+    other = Against(workload_sha=runner.repo.head(), params={"word": "other"})
+    asked = runner.ask("pair", against=other)
+    assert runner.serve_once() == 1
+    verdict = runner.answer(asked.nonce).result.verdict
+    assert (verdict.status, verdict.reason) == ("rejected", "evidence")
+    assert [each.code for each in verdict.violations] == ["SECRET_IN_EVIDENCE"]
