@@ -69,7 +69,7 @@ class LiveView:
         if self._live is not None:
             self._live.refresh()
             return
-        said = _without_elapsed(status_line(update))
+        said = status_line(update, elapsed=False)
         if said != self._said and update.phase is not Phase.DONE:
             click.echo(status_line(update), err=True)
             self._said = said
@@ -86,7 +86,7 @@ class LiveView:
         else:
             since = time.time() if self._requested_at is None else parse_time(self._requested_at).timestamp()
             elapsed_s = time.time() - since
-        rows: list[RenderableType] = [_one_line(Text(_without_elapsed(status_line(update)), style="bold"))]
+        rows: list[RenderableType] = [_one_line(Text(status_line(update, elapsed=False), style="bold"))]
         facts = Table.grid(padding=(0, 2))
         cells: list[RenderableType] = [age_text(elapsed_s)]
         if beat is not None and beat.progress is not None and beat.progress.total:
@@ -113,7 +113,3 @@ def new_lines(before: Sequence[str], after: Sequence[str]) -> list[str]:
 def _one_line(text: Text) -> Text:
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
-
-
-def _without_elapsed(line: str) -> str:
-    return re.sub(r" \(\d+ s\)", "", line)

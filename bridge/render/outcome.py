@@ -227,10 +227,11 @@ def verification_lines(record: Verification) -> Iterator[str]:
         yield f"  note     {_line(note)}"
 
 
-def status_line(update: Update, silent_s: float | None = None) -> str:
+def status_line(update: Update, silent_s: float | None = None, *, elapsed: bool = True) -> str:
     """Where an unfinished request is, on one line, by its runner's last heartbeat.
 
-    `silent_s`: seconds without a sign from that runner, where they are more than its lease.
+    `silent_s`: seconds without a sign from that runner, where they are more than its lease; without `elapsed`
+    the line stays the same while only time passes.
     """
     status, phase = update.status, update.phase
     if update.notice:
@@ -243,7 +244,8 @@ def status_line(update: Update, silent_s: float | None = None) -> str:
     where = f"{phase} {held} {_line(status.runner)} {_progress_text(status.progress)}".rstrip()
     silence = f"no sign for {age_text(silent_s)}" if silent_s else ""
     cancelling = "to be cancelled" if update.cancelling else ""
-    return _joined(f"{where} ({status.elapsed_s:.0f} s)", silence, _claim_text(update.claim), cancelling)
+    since = f" ({status.elapsed_s:.0f} s)" if elapsed else ""
+    return _joined(where + since, silence, _claim_text(update.claim), cancelling)
 
 
 def waiting_text(ahead: int | None, expected_s: float | None) -> str:

@@ -59,6 +59,13 @@ def test_without_a_terminal_each_change_is_one_line(capsys: pytest.CaptureFixtur
     ]
 
 
+def test_a_step_that_names_a_time_is_another_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveView(requested_at=None) as view:
+        for step in ("warming up (1 s)", "warming up (2 s)"):
+            view.show(running(Heartbeat(Phase.RUNNING, 3.0, Progress(done=1, total=2, step=step), ())))
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
 def test_a_followed_log_shows_each_line_once_and_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveView(requested_at=None, log=True) as view:
         for update in (*UPDATES, *UPDATES[-1:]):
