@@ -203,9 +203,6 @@ async def run_command(*words: str, limit_s: float = _COMMAND_S) -> dict[str, Any
             remedy = "see whether the remote answers, and asks for no password"
             document |= {"error": "Timeout", "message": message, "remedy": remedy, "exit_code": 6}
             document |= {"untrusted": []}
-    if "nonce" in document:
-        document.setdefault("handle", document["nonce"])
-        document.setdefault("terminal", "runner_status" in document)
     if document.get("status") == "error":
         if pushed is not None:  # it may have arrived
             document["handle"] = pushed[1]
@@ -500,7 +497,6 @@ async def mac_cancel(
 ) -> Annotated[CallToolResult, RequestAnswer]:
     """Withdraw a request that waits, or have its Mac stop the job."""
     document = await run_command("cancel", *option("reason", reason), *option("remote", remote), "--", handle)
-    document["terminal"] = document["status"] in {"withdrawn", "already-finished"}
     return answer(document, _REQUEST, next_call("mac_status", handle=document["handle"], remote=remote))
 
 
