@@ -5,14 +5,13 @@ from __future__ import annotations
 import click
 
 from bridge import presets
-from bridge.bus.results import believe
 from bridge.cli import show
 from bridge.cli.options import allow_unsigned_option
 from bridge.cli.output import Connection, bus_command
-from bridge.client.fetch import Judged, judge
+from bridge.client.fetch import Judged, judge_answer
 from bridge.errors import EvidenceError, ParameterError
 from bridge.evidence.paired import compare_reports
-from bridge.protocol.result import WEIGHTS_FACT, Status
+from bridge.protocol.result import Status, weights_of
 from bridge.protocol.sanitize import clean_line
 from evidence_format.model import Report
 from evidence_format.paired import PairedSummary
@@ -70,7 +69,9 @@ def compare_judged(own: Judged, other: Judged) -> PairedSummary:
         if judged.verdict.status is not Status.PASSED:
             nonce, status = judged.believed.result.nonce, judged.verdict.status
             raise EvidenceError(f"the request {nonce} is {status}, so its figures are not compared")
-    for name, (left, right) in _must_agree(own, other).items():
+    first, second = _conditions(own), _conditions(other)
+    for name in {**first, **second}:
+        left, right = first.get(name), second.get(name)
         if left != right:
             raise ParameterError(
                 f"the two requests differ in {name}: {clean_line(str(left))} and {clean_line(str(right))}",
@@ -103,11 +104,8 @@ def verdict_lines(own: Judged, other: Judged, found: PairedSummary) -> list[str]
 
 def fetch_judged(link: Connection, handle: str) -> Judged:
     """The judged result of a finished request."""
-    config = link.config
     _, fetched = link.look_up_result(handle)
-    allow = config.allow_unsigned
-    believed = believe(fetched, trusted=config.trusted_runners, allow_unsigned=allow, bound=False)
-    return judge(believed, installed=presets.load_all(config.presets), allow_unsigned=allow)
+    return judge_answer(link.config, fetched, installed=presets.load_all(link.config.presets))
 
 
 def _report(judged: Judged) -> Report:
@@ -120,18 +118,14 @@ def _report(judged: Judged) -> Report:
     return found[0]
 
 
-def _must_agree(own: Judged, other: Judged) -> dict[str, tuple[object, object]]:
-    """What both sides say of machine, preset and weights, by name."""
-    sides = [judged.believed.result for judged in (own, other)]
-    facts = {name for side in sides for name in side.runner.machine if name.startswith(WEIGHTS_FACT)}
-    agree: dict[str, tuple[object, ...]] = {
-        "the runner": tuple(side.runner.id for side in sides),
-        "the chip": tuple(side.runner.machine.get("chip") for side in sides),
-        "the preset": tuple(side.preset for side in sides),
-        "the preset's digest": tuple(side.preset_digest for side in sides),
+def _conditions(judged: Judged) -> dict[str, object]:
+    """What both sides must agree in, by name: machine, preset and weights."""
+    result = judged.believed.result
+    machine = result.runner.machine
+    return {
+        "the runner": result.runner.id,
+        "the chip": machine.get("chip"),
+        "the preset": result.preset,
+        "the preset's digest": result.preset_digest,
+        **{f"{name}'s weights": digest for name, digest in sorted(weights_of(machine).items())},
     }
-    for name in sorted(facts):
-        agree[name.removeprefix(WEIGHTS_FACT) + "'s weights"] = tuple(
-            side.runner.machine.get(name) for side in sides
-        )
-    return {name: (values[0], values[1]) for name, values in agree.items()}

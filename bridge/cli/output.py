@@ -19,7 +19,7 @@ from rich.table import Table
 from bridge import presets, settings
 from bridge.bus.registry import Registry
 from bridge.bus.requests import RequestState
-from bridge.bus.results import ExpectedRequest, FetchedResult, believe
+from bridge.bus.results import ExpectedRequest, FetchedResult
 from bridge.cli import show, show_error, warn
 from bridge.cli.completion import complete_handle
 from bridge.cli.options import Function, json_option, remote_option
@@ -241,9 +241,9 @@ def watch_request(
 def present(link: Connection, fetched: FetchedResult, how: Presentation) -> int:
     """Check, judge and show a fetched result, and replay and save it where asked; returns the exit code."""
     config = link.config
-    allow, trusted = config.allow_unsigned, config.trusted_runners
-    believed = believe(fetched, trusted=trusted, expected=how.expected, allow_unsigned=allow, bound=False)
-    judged = fetch.judge(believed, installed=presets.load_all(config.presets), allow_unsigned=allow)
+    installed = presets.load_all(config.presets)
+    judged = fetch.judge_answer(config, fetched, installed=installed, expected=how.expected)
+    believed = judged.believed
     how.document.update(outcome.outcome_json(judged))
     lines: list[str | Table] = []
     for judgement in judged.judgements.values():

@@ -21,7 +21,7 @@ from bridge.errors import ParameterError
 from bridge.presets import Preset
 from bridge.presets.argv import switches
 from bridge.protocol.manifest import ParamValue
-from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT, Result, Status
+from bridge.protocol.result import ENGINE_FACT, Result, Status, weights_of
 from evidence_format.model import SWITCHES, Report, ReportRequest
 from evidence_format.paired import NAME as PAIRED
 from evidence_format.paired import Paired
@@ -277,12 +277,7 @@ def _weights(
     known: Preset | None,
     report: Report,
 ) -> Findings:
-    facts, reported = result.runner.machine, report.environment.models
-    weights = {
-        name.removeprefix(WEIGHTS_FACT): value
-        for name, value in facts.items()
-        if name.startswith(WEIGHTS_FACT)
-    }
+    reported, weights = report.environment.models, weights_of(result.runner.machine)
     if not weights and (preset is None or not any(_roles(preset).values())):
         if reported:
             yield "model digests: the result states none, and no preset installed here names a model"

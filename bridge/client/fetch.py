@@ -21,7 +21,14 @@ from pydantic import BaseModel
 from bridge import errors, presets, signing
 from bridge.bus.archive import find_archived
 from bridge.bus.requests import ALL_REFS, RefValue, RequestState, bound_manifest, find, read_request, state_of
-from bridge.bus.results import Believed, FetchedResult, believe, evidence_report, fetch
+from bridge.bus.results import (
+    Believed,
+    ExpectedRequest,
+    FetchedResult,
+    believe,
+    evidence_report,
+    fetch,
+)
 from bridge.client.compare import Agreement, compare
 from bridge.client.remotes import Remote, open_cache
 from bridge.client.signing_key import RequestSigner
@@ -203,10 +210,24 @@ def read_open_request(git: GitRepo, remote: Remote, state: RequestState) -> Mani
             return None
 
 
-def believe_answer(settings: Settings, answer: FetchedResult, *, allow_unsigned: bool = False) -> Believed:
+def believe_answer(
+    settings: Settings, answer: FetchedResult, *, expected: ExpectedRequest | None = None
+) -> Believed:
     """Check a fetched result; differences from its request are left for `judge` to show."""
-    allow = allow_unsigned or settings.allow_unsigned
-    return believe(answer, trusted=settings.trusted_runners, allow_unsigned=allow, bound=False)
+    trusted, allow = settings.trusted_runners, settings.allow_unsigned
+    return believe(answer, trusted=trusted, expected=expected, allow_unsigned=allow, bound=False)
+
+
+def judge_answer(
+    settings: Settings,
+    answer: FetchedResult,
+    *,
+    installed: Mapping[str, Preset],
+    expected: ExpectedRequest | None = None,
+) -> Judged:
+    """Check a fetched result and judge it, with the presets that are installed here."""
+    believed = believe_answer(settings, answer, expected=expected)
+    return judge(believed, installed=installed, allow_unsigned=settings.allow_unsigned)
 
 
 def judge(

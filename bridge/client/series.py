@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
-from bridge.bus.results import FetchedResult, believe
-from bridge.client.fetch import Judged, judge
+from bridge.bus.results import FetchedResult
+from bridge.client.fetch import Judged, judge_answer
 from bridge.client.history import Row, read_results
 from bridge.errors import BridgeError, EvidenceError
 from bridge.evidence.metrics import METRICS, figures
@@ -16,8 +16,8 @@ from bridge.evidence.threshold import Threshold
 from bridge.evidence.trend import NewestValue, compare_newest
 from bridge.git.cache import GitCache
 from bridge.presets import Preset
-from bridge.protocol.manifest import ParamValue
-from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT, Status
+from bridge.protocol.manifest import Fact, ParamValue
+from bridge.protocol.result import ENGINE_FACT, Status, weights_of
 from bridge.settings import Settings
 
 
@@ -32,7 +32,7 @@ class Group:
     chip: str | None
     params: Mapping[str, ParamValue]
     against: Mapping[str, ParamValue] | None  # parameters of the other side of a paired run
-    weights: Mapping[str, str]  # digests, by the model's name
+    weights: Mapping[str, Fact]  # digests, by the model's name
     of: str  # the arm under test, and what it is compared with
 
     @property
@@ -145,13 +145,11 @@ def _judge(
     """A result that counts; an `EvidenceError` says why it does not."""
     if isinstance(fetched, BridgeError):
         raise EvidenceError(fetched.message)
-    allow = settings.allow_unsigned
-    believed = believe(fetched, trusted=settings.trusted_runners, allow_unsigned=allow, bound=False)
-    judged = judge(believed, installed=installed, allow_unsigned=allow)
+    judged = judge_answer(settings, fetched, installed=installed)
     if judged.verdict.status is not Status.PASSED:
         raise EvidenceError(f"{judged.verdict.status} ({judged.verdict.reason}): {judged.verdict.message}")
     if judged.exit_code:
-        raise EvidenceError(f"passed, but no trusted key signed it: {believed.sentence}")
+        raise EvidenceError(f"passed, but no trusted key signed it: {judged.believed.sentence}")
     return judged
 
 
@@ -168,11 +166,7 @@ def _values(judged: Judged, *, archived: bool) -> Iterator[_Value]:
             chip=None if chip is None else str(chip),
             params=dict(result.params),
             against=None if paired is None else dict(paired.against.params),
-            weights={
-                name.removeprefix(WEIGHTS_FACT): str(value)
-                for name, value in facts.items()
-                if name.startswith(WEIGHTS_FACT)
-            },
+            weights=weights_of(facts),
             of=figure.of,
         )
         point = Point(

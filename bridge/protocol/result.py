@@ -7,6 +7,7 @@ otherwise); only a command's argv is kept as it ran, so it is never shown unclea
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
@@ -389,6 +390,15 @@ def parse_status(data: bytes) -> RunStatus:
     return manifest.parse_document(
         RunStatus, data, what=STATUS_NAME, limit=MAX_BYTES, error=ResultError, plain=False
     )
+
+
+def weights_of(machine: Mapping[str, manifest.Fact]) -> dict[str, manifest.Fact]:
+    """The digests of weights among the facts of a runner's machine, by the model's name in the preset."""
+    return {
+        name.removeprefix(WEIGHTS_FACT): digest
+        for name, digest in machine.items()
+        if name.startswith(WEIGHTS_FACT)
+    }
 
 
 def _json_bytes(document: Any) -> bytes:
