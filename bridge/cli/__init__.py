@@ -210,6 +210,14 @@ def show_error(error: BridgeError, *, label: str = "error: ") -> None:
         click.echo(f"  {clean(error.remedy)}", err=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file that a command was asked for, in place of one there."""
+    try:
+        write_atomic(path, text.encode(), mode=0o644)
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror or error}") from None
+
+
 def write_project_file(path: Path, text: str, *, force: bool, remedy: str) -> None:
     """Write a file into a project; one that differs is overwritten with `force` alone."""
     try:

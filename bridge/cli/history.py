@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import click
 
 from bridge import presets
-from bridge.cli import show, show_error, warn
+from bridge.cli import show, show_error, warn, write_text
 from bridge.cli.completion import complete_preset
 from bridge.cli.options import allow_unsigned_option, param_option, path_option
 from bridge.cli.output import Connection, bus_command
 from bridge.client.history import history as read_history
 from bridge.client.recent import remember
 from bridge.client.series import Figures, check_newest, read_figures
-from bridge.errors import MachineError, ParameterError, TooFewResults
+from bridge.errors import ParameterError, TooFewResults
 from bridge.evidence.metrics import METRICS
 from bridge.evidence.threshold import Threshold, parse_threshold
-from bridge.proc import write_atomic
 from bridge.protocol.result import Status
 from bridge.protocol.sanitize import clean_line
 from bridge.render.outcome import request_table, row_json
@@ -186,7 +184,8 @@ def _judge(found: Figures, as_json: bool, given: dict[str, Any]) -> int:
     series = found.of(metric)
     if not series:
         raise _nothing(found, given)
-    checks = check_newest(found, metric, threshold, margin)
+    checked = check_newest(found, metric, threshold, margin)
+    checks = [check for _, check in checked if check is not None]
     newest = found.newest(metric)
     too_few = None
     if any(each.too_few for each in checks):
@@ -195,24 +194,24 @@ def _judge(found: Figures, as_json: bool, given: dict[str, Any]) -> int:
             "run the preset more often with the same parameters, or look further back with -n",
         )
     if given["plot"] is not None:
-        _write(given["plot"], to_svg(series, threshold))
+        write_text(given["plot"], to_svg(series, threshold))
+        click.echo(f"plot: {given['plot']}", err=True)
     failed = any(each.failed for each in checks)
     code = 1 if failed else 0 if too_few is None else too_few.exit_code
-    by_series = {id(each.series): each for each in checks}
     document = {
         "status": "failed" if failed else "ok" if too_few is None else "too_few_results",
         "exit_code": code,
         "newest": newest,
         "threshold": None if threshold is None else str(threshold),
         "regression": margin,
-        "series": [series_json(each, by_series.get(id(each))) for each in series],
+        "series": [series_json(each, check) for each, check in checked],
         "left_out": [{"handle": left.nonce, **vars(left)} for left in found.left_out],
     }
     if given["export"] is None:
         show(
             as_json,
             document,
-            series_lines(series, checks, found),
+            series_lines(checked, found),
             untrusted=("series", "left_out"),
             note=True,
         )
@@ -244,11 +243,3 @@ def _nothing(found: Figures, given: dict[str, Any]) -> TooFewResults:
     if any("no trusted key" in reason or "--allow-unsigned" in reason for reason in reasons):
         remedy = "pin the runner's key: kakeya_mac runners trust --first; or count them: --allow-unsigned"
     return TooFewResults(f"no result of the preset {given['preset']} counts{many}", remedy)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_atomic(path, text.encode(), mode=0o644)
-    except OSError as error:
-        raise MachineError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
-    click.echo(f"plot: {path}", err=True)

@@ -7,21 +7,20 @@ from pathlib import Path
 import click
 
 from bridge import settings
-from bridge.cli import show
+from bridge.cli import show, write_text
 from bridge.cli.compare import compare_judged, fetch_judged, verdict_lines
 from bridge.cli.completion import complete_handle
 from bridge.cli.options import allow_unsigned_option, json_option, path_option, remote_option
 from bridge.cli.output import connect
 from bridge.client.fetch import Judged
-from bridge.errors import BridgeError, MachineError
+from bridge.errors import BridgeError
 from bridge.evidence.gate import judge_file
 from bridge.github.comment import put_comment
-from bridge.proc import write_atomic
+from bridge.render.evidence import MOST_CHARACTERS, shortened
 from bridge.render.report import ReportSubject, html, markdown
 
 MOST = 8  # requests and files on a page
-# GitHub's limits: of a comment 65,536 characters, of a step's summary 1 MiB.
-_COMMENT, _SUMMARY = 60_000, 500_000
+_COMMENT = 60_000  # characters; GitHub's limit of a comment is 65,536
 
 
 @click.command(
@@ -81,13 +80,11 @@ def report(
     subjects += [ReportSubject(str(path), {path.name: judge_file(path)}) for path in files]
     compared = [line for other in judged[1:] for line in _compare(judged[0], other)]
     kind = kind or ("markdown" if output is None else "html")
-    page = html(subjects, compared) if kind == "html" else markdown(subjects, compared, _SUMMARY)
+    text = markdown(subjects, compared)
+    page = html(subjects, compared) if kind == "html" else shortened(text, MOST_CHARACTERS)
     if output is not None:
-        try:
-            write_atomic(output, page.encode(), mode=0o644)
-        except OSError as error:
-            raise MachineError(f"cannot write {output}: {error.strerror or error}") from None
-    text = markdown(subjects, compared, _COMMENT)
+        write_text(output, page)
+    text = shortened(text, _COMMENT)
     document = {
         "status": "reported",
         "handles": [each.believed.result.nonce for each in judged],

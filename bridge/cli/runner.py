@@ -34,7 +34,7 @@ from bridge.github.workflow import WorkflowFormatter, WorkflowRun, annotation, r
 from bridge.log import configure
 from bridge.mac.setup import main as run_setup
 from bridge.protocol.result import RESULT_SIGNATURE_NAME, Verdict
-from bridge.render.evidence import summary
+from bridge.render.evidence import MOST_CHARACTERS, shortened, summary
 from bridge.runner.config import (
     RunnerConfig,
     attestation_key_path,
@@ -302,7 +302,7 @@ def publish(
         "published": "true" if outcome.is_news else "false",
     }
     run.write_outputs(outputs)
-    run.write_summary(summary(outcome.nonce, judged))
+    run.write_summary(shortened(summary(outcome.nonce, judged), MOST_CHARACTERS))
     level = "notice" if outcome.exit_code == 0 else "error"
     message = "for a runner's daemon" if verdict is None else verdict.message
     click.echo(annotation(level, outputs["verdict"] or "left alone", f"{outcome.nonce} {message}"))

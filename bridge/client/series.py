@@ -204,19 +204,22 @@ class SeriesCheck:
 
 def check_newest(
     found: Figures, metric: str, threshold: Threshold | None, margin: float | None
-) -> list[SeriesCheck]:
+) -> list[tuple[Series, SeriesCheck | None]]:
     """Ask a threshold, and no regression by more than a share, of the newest result that has a metric.
 
-    It has a value in several series where it has several arms. Of the others nothing is asked: what was bad
-    there once would be bad for ever.
+    Returns each series of the metric. That result has a value in several where it has several arms; of the
+    others nothing is asked (None): what was bad there once would be bad for ever.
     """
-    checks, newest = [], found.newest(metric)
+    checked: list[tuple[Series, SeriesCheck | None]] = []
+    newest = found.newest(metric)
     for series in found.of(metric):
         if series.points[-1].nonce != newest:
+            checked.append((series, None))
             continue
         comparison = None
         if margin is not None:
             better = METRICS[metric].higher_is_better
             comparison = compare_newest(series.values, margin, higher_is_better=better)
-        checks.append(SeriesCheck(series, threshold, comparison, margin is not None and comparison is None))
-    return checks
+        check = SeriesCheck(series, threshold, comparison, margin is not None and comparison is None)
+        checked.append((series, check))
+    return checked

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 
 from bridge.evidence.figures import Binding, faults
@@ -82,47 +83,35 @@ def _trimmed(values: Sequence[float]) -> tuple[float, float]:
 def judge_difference(differences: Sequence[float], seed: str) -> PairedSummary:
     """What some log ratios show; with fewer than `FEWEST_BLOCKS` it is inconclusive."""
     count = len(differences)
+    summary = partial(PairedSummary, blocks=count, confidence=CONFIDENCE)
+    unknown = partial(summary, interval=None, smallest_effect=None, verdict="inconclusive")
     if count < FEWEST_BLOCKS:
-        ratio = math.exp(_trimmed(differences)[0]) if count > 1 else None
-        return _summary(count, ratio, None, None, "inconclusive")
+        return unknown(ratio=math.exp(_trimmed(differences)[0]) if count > 1 else None)
     found = estimate(differences, seed)
+    ratio = math.exp(found.center)
     if found.smallest > _USELESS:
-        return _summary(count, math.exp(found.center), None, None, "inconclusive")
+        return unknown(ratio=ratio)
     smallest = math.expm1(found.smallest)
     verdict: Outcome = "no_difference" if smallest <= MARGIN else "inconclusive"
     if found.is_different:
         verdict = "slower" if found.center > 0 else "faster"
     interval = (math.exp(found.center - found.half), math.exp(found.center + found.half))
-    return _summary(count, math.exp(found.center), interval, max(smallest, 1e-9), verdict)
+    # Runs that are all alike give 0, and a record takes no value below this.
+    return summary(ratio=ratio, interval=interval, smallest_effect=max(smallest, 1e-9), verdict=verdict)
 
 
-def _summary(
-    blocks: int,
-    ratio: float | None,
-    interval: tuple[float, float] | None,
-    smallest: float | None,
-    verdict: Outcome,
-) -> PairedSummary:
-    return PairedSummary(
-        blocks=blocks,
-        ratio=ratio,
-        interval=interval,
-        confidence=CONFIDENCE,
-        smallest_effect=smallest,
-        verdict=verdict,
-    )
-
-
-def measured(runs: Sequence[PairedRun]) -> list[PairedRun]:
-    """The runs that count: those that warm nothing up."""
-    return [run for run in runs if not run.warm_up]
+def block_ratios(runs: Sequence[PairedRun]) -> list[tuple[list[PairedRun], float]]:
+    """The whole blocks of the runs that count, each with the log of its time ratio."""
+    counted = [run for run in runs if not run.warm_up]
+    size = len(BLOCK)
+    blocks = [counted[first : first + size] for first in range(0, len(counted) - size + 1, size)]
+    logs = [[math.log(run.value) for run in block] for block in blocks]
+    return list(zip(blocks, [(a1 + a2 - b1 - b2) / 2 for a1, b1, b2, a2 in logs], strict=True))
 
 
 def summarise(runs: Sequence[PairedRun], seed: str) -> PairedSummary:
     """What a record's `summary` must say; `seed` is the request's nonce."""
-    logs = [math.log(run.value) for run in measured(runs)]
-    blocks = [logs[first : first + 4] for first in range(0, len(logs) - 3, 4)]
-    return judge_difference([(a1 + a2 - b1 - b2) / 2 for a1, b1, b2, a2 in blocks], seed)
+    return judge_difference([ratio for _, ratio in block_ratios(runs)], seed)
 
 
 def compare_reports(report: Report, other: Report, seed: str) -> PairedSummary:

@@ -6,7 +6,7 @@ Figures come from the gate's recomputation. Names and messages came over the bus
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -168,7 +168,7 @@ def summary(nonce: str, judged: Judged | None) -> str:
     lines = [f"## {_SIGNS.get(status, '⛔')} {status.upper()} {preset}".rstrip(), ""]
     lines += [f"- {escaped(line)}" for line in outcome_lines(judged)]
     lines += markdown_evidence(judged.judgements)
-    return shortened("\n".join([*lines, ""]), MOST_CHARACTERS)
+    return "\n".join([*lines, ""])
 
 
 def markdown_evidence(judgements: Mapping[str, Judgement]) -> Iterator[str]:
@@ -176,13 +176,13 @@ def markdown_evidence(judgements: Mapping[str, Judgement]) -> Iterator[str]:
     for path, judgement in judgements.items():
         yield from ("", f"### Evidence: {escaped(path)}", "")
         for table in evidence_tables(judgement):
-            yield markdown_table(table)
+            yield markdown_table(table.headings, table.rows)
 
 
-def markdown_table(table: EvidenceTable) -> str:
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown, with an empty line at its end."""
-    rule = f"|{' --- |' * len(table.headings)}"
-    return "\n".join([_row(table.headings), rule, *map(_row, table.rows), ""])
+    rule = f"|{' --- |' * len(headings)}"
+    return "\n".join([_row(headings), rule, *map(_row, rows), ""])
 
 
 def shortened(text: str, most: int) -> str:

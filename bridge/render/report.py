@@ -21,7 +21,7 @@ from bridge.client.fetch import Judged
 from bridge.evidence.figures import hit
 from bridge.evidence.figures import paired as pair_samples
 from bridge.evidence.gate import Judgement
-from bridge.evidence.paired import CONFIDENCE, estimate, measured
+from bridge.evidence.paired import CONFIDENCE, block_ratios, estimate
 from bridge.protocol.result import ATTESTATION_KEY_FACT, Violation
 from bridge.protocol.sanitize import clean_line
 from bridge.render.evidence import (
@@ -33,7 +33,6 @@ from bridge.render.evidence import (
     markdown_table,
     number_text,
     ratio_text,
-    shortened,
     summary,
 )
 from bridge.render.outcome import paired_lines, verification_lines
@@ -140,20 +139,20 @@ def html(subjects: Sequence[ReportSubject], compared: Sequence[str] = ()) -> str
     raise ValueError(f"the page has {len(page.encode())} bytes, more than {MOST_BYTES}")
 
 
-def markdown(subjects: Sequence[ReportSubject], compared: Sequence[str], most: int) -> str:
-    """The same in GitHub's Markdown, without charts, of at most `most` characters."""
+def markdown(subjects: Sequence[ReportSubject], compared: Sequence[str] = ()) -> str:
+    """The same in GitHub's Markdown, without charts and whole."""
     parts = []
     if len(subjects) > 1:
-        parts.append("## Comparison\n\n" + markdown_table(_comparison(subjects)))
-        parts += [markdown_table(EvidenceTable(("compared",), [(line,) for line in compared]))] * bool(
-            compared
-        )
+        table = _comparison(subjects)
+        parts.append("## Comparison\n\n" + markdown_table(table.headings, table.rows))
+        if compared:
+            parts.append(markdown_table(("compared",), [(line,) for line in compared]))
     for subject in subjects:
         if subject.judged is not None:
             parts.append(summary(subject.name, subject.judged))
         else:
             parts.append("\n".join(markdown_evidence(subject.judgements)).lstrip("\n") + "\n")
-    return shortened("\n".join(parts), most)
+    return "\n".join(parts)
 
 
 @cache
@@ -281,7 +280,7 @@ def _facts(judged: Judged) -> Iterator[tuple[str, str]]:
 def _evidence(path: str, judgement: Judgement, rows: int) -> Iterator[Section]:
     """The sections of one report; `path` is named where there are several."""
     of = f" ({path})" if path else ""
-    tables = [_data(table, f"{table.headings[0]}{of}") for table in evidence_tables(judgement)]
+    tables = [_data(table, of) for table in evidence_tables(judgement)]
     claims = [table for table in tables if table.headings[0] == "gate"]
     yield Section(f"Gate{of}", tables=claims)
     if judgement.paired is not None:
@@ -298,12 +297,11 @@ def _evidence(path: str, judgement: Judgement, rows: int) -> Iterator[Section]:
     yield _environment(report, of)
 
 
-def _data(table: EvidenceTable, caption: str) -> DataTable:
+def _data(table: EvidenceTable, of: str) -> DataTable:
+    first = table.headings[0]
+    caption = {"gate": "Claims and broken rules", "arm": "Figures of each arm"}.get(first, first)
     headings = tuple(heading or "value" for heading in table.headings)
-    captions = {"gate": "Claims and broken rules", "arm": "Figures of each arm"}
-    named = captions.get(table.headings[0])
-    caption = caption.replace(table.headings[0], named, 1) if named else caption
-    return DataTable(caption, headings, table.rows, table.broken)
+    return DataTable(f"{caption}{of}", headings, table.rows, table.broken)
 
 
 def _verification(record: Verification, rows: int) -> Section:
@@ -326,20 +324,19 @@ def _verification(record: Verification, rows: int) -> Section:
     )
     lines = [line.strip() for line in verification_lines(record)]
     shown = lines[:40] + ([f"{len(lines) - 40} more lines are not shown"] if len(lines) > 40 else [])
-    return Section(
-        "Verification", tables=[table] * bool(table.rows), lines=shown + _left_out(len(record.rows), rows)
-    )
+    tables = [table] if table.rows else []
+    return Section("Verification", tables=tables, lines=shown + _left_out(len(record.rows), rows))
 
 
 def _paired(record: Paired, of: str, rows: int) -> Section:
     """Ratio by block, with the interval that the record states."""
-    found, runs = record.summary, measured(record.runs)
-    blocks = [runs[first : first + 4] for first in range(0, len(runs) - 3, 4)]
-    ratios = [math.sqrt(a1.value * a2.value / (b1.value * b2.value)) for a1, b1, b2, a2 in blocks]
+    found = record.summary
+    blocks = [(block, math.exp(log)) for block, log in block_ratios(record.runs)]
     lines = [line.strip() for line in paired_lines(record)]
     if found.ratio is None:
         return Section(f"Paired run{of}", lines=lines)
     low, high = found.interval or (found.ratio, found.ratio)
+    ratios = [ratio for _, ratio in blocks]
     strip = ("workload / against", f"{found.ratio:.3f}", ratios, (found.ratio, low, high))
     description = f"Time of the workload over that of the other side, one dot a block. {' '.join(lines[1:])}"
     chart = _strips("Time ratio by block", description, [strip], unit="above 1: slower", reference=1.0)
@@ -348,7 +345,7 @@ def _paired(record: Paired, of: str, rows: int) -> Section:
         ("block", "workload, s", "against, s", "against, s", "workload, s", "ratio"),
         [
             (str(number), *(f"{run.value:.6g}" for run in block), f"{ratio:.4f}")
-            for number, (block, ratio) in enumerate(zip(blocks, ratios, strict=True), 1)
+            for number, (block, ratio) in enumerate(blocks, 1)
         ][:rows],
         folded=True,
     )
@@ -552,12 +549,13 @@ def _environment(report: Report, of: str) -> Section:
     return Section(f"Environment and configuration{of}", tables=tables)
 
 
-def _comparison(subjects: Sequence[ReportSubject]) -> EvidenceTable:
+def _comparison(subjects: Sequence[ReportSubject]) -> DataTable:
     """The subjects next to each other."""
     columns = [dict(_compared_facts(subject)) for subject in subjects]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [(name, *(column.get(name, MISSING) for column in columns)) for name in names]
-    return EvidenceTable(("", *(clean_line(subject.name, limit=60) for subject in subjects)), rows)
+    headings = ("what", *(clean_line(subject.name, limit=60) for subject in subjects))
+    return DataTable("Side by side", headings, rows)
 
 
 def _compared_facts(subject: ReportSubject) -> Iterator[tuple[str, str]]:

@@ -28,15 +28,14 @@ _POINT = ("nonce", "finished_at", "commit", "engine", "value", "low", "high", "a
 
 
 def series_lines(
-    found: Sequence[Series], checks: Sequence[SeriesCheck], figures: Figures
+    checked: Sequence[tuple[Series, SeriesCheck | None]], figures: Figures
 ) -> Iterator[str | Table]:
     """Each series as a table, the newest value last, what was asked of it, and what was left out."""
-    by_series = {id(each.series): each for each in checks}
-    for series in found:
+    for series, check in checked:
         yield from _heading(series)
         yield from _table(series)
-        if (each := by_series.get(id(series))) is not None:
-            yield from check_lines(each)
+        if check is not None:
+            yield from check_lines(check)
         yield ""
     if figures.left_out:
         yield f"{len(figures.left_out)} of the requests left out:"

@@ -12,6 +12,7 @@ from bridge.client.fetch import GateRecord, Judged
 from bridge.evidence.gate import Judgement, judge
 from bridge.protocol.result import ATTESTATION_KEY_FACT, Status, Violation
 from bridge.render import report
+from bridge.render.evidence import shortened
 from bridge.render.report import ReportSubject, html, markdown
 from evidence_format.model import Report
 from evidence_format.verification import Verification, parse_verification
@@ -130,7 +131,7 @@ def test_hostile_text_is_shown_and_does_nothing() -> None:
     assert not Page(page).active
     assert "&lt;script&gt;" in page
     assert not set("\x1b\u202e") & set(page)
-    text = markdown([subject(judgement, evil)], [evil], 60_000)
+    text = markdown([subject(judgement, evil)], [evil])
     assert not set("<>@\x1b\u202e") & set(text)
 
 
@@ -173,8 +174,8 @@ def test_several_are_compared_side_by_side() -> None:
     page = Page(html(both, ["FASTER  a against b"]))
     assert page.headings[0] == "Comparison"
     assert "FASTER a against b" in page.words
-    text = markdown(both, ["FASTER  a against b"], 60_000)
-    assert text.startswith("## Comparison\n\n|  | throughput | kv |")
+    text = markdown(both, ["FASTER  a against b"])
+    assert text.startswith("## Comparison\n\n| what | throughput | kv |")
     assert "FASTER a against b" in text
 
 
@@ -194,7 +195,7 @@ def test_a_request_says_what_ran_and_markdown_is_cut_to_the_limit_of_a_comment()
     page = " ".join(Page(html([one])).words)
     assert "installed on the Mac; the commit was not measured" in page
     assert request.believed.result.request_commit in page
-    text = markdown([one], [], 600)
+    text = shortened(markdown([one]), 600)
     assert text.startswith("## ✅ PASSED throughput")
     assert len(text) <= 600
     assert "cut here" in text
