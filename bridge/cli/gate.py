@@ -67,7 +67,7 @@ def gate(
         raise click.UsageError("--workload-sha needs --nonce: a report belongs to a request.")
     limits = [parse_threshold(text) for text in thresholds]
     binding = None if nonce is None else Binding(nonce=nonce, workload_sha=workload_sha)
-    files, skipped = _spread(paths)
+    files, skipped = _expand_paths(paths)
     judgements = [(path, judge_file(path, binding=binding)) for path in files]
     lines: list[str | Table] = []
     for path, judgement in judgements:
@@ -107,7 +107,7 @@ def _reached(limit: Threshold, judgements: Sequence[Judgement]) -> dict[str, Any
     return {"threshold": str(limit), "met": met, "values": values, "finding": finding}
 
 
-def _spread(paths: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
+def _expand_paths(paths: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
     """Files that are named, and reports of folders that are named; and what was skipped in these."""
     files: list[Path] = []
     skipped: list[Path] = []

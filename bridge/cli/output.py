@@ -149,7 +149,7 @@ class OpenRequest:
     typical_s: float | None = None  # how long its preset usually takes there
 
 
-def learn(link: Connection, state: RequestState) -> OpenRequest:
+def read_hints(link: Connection, state: RequestState) -> OpenRequest:
     """Read what an unfinished request asks, and which runners are there."""
     asked = registry = typical_s = None
     with contextlib.suppress(BridgeError):

@@ -13,9 +13,9 @@ from bridge.cli.output import (
     Connection,
     Presentation,
     follow,
-    learn,
     open_document,
     present,
+    read_hints,
     request_command,
 )
 from bridge.client import history, runners, watch
@@ -62,7 +62,7 @@ def status(link: Connection, handle: str, as_json: bool, watches: bool) -> int:
         if answer is not None:
             return present(link, answer, Presentation(as_json))
     update = watch.snapshot(link.git, link.bus.address, state, config.trusted_runners)
-    beat, run, known = update.status, found.run, learn(link, state)
+    beat, run, known = update.status, found.run, read_hints(link, state)
     lines = [f"{state.nonce}  {status_line(update, history.silence_s(beat, now) if beat else None)}"]
     asked = known.asked
     if state.claim is None and asked is not None and asked.on is not None:

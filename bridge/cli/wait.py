@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bridge.cli.options import allow_unsigned_option, output_option, seconds_option
-from bridge.cli.output import Connection, Presentation, follow, learn, present, request_command
+from bridge.cli.output import Connection, Presentation, follow, present, read_hints, request_command
 
 
 @click.command(
@@ -31,6 +31,6 @@ def wait(link: Connection, handle: str, as_json: bool, seconds: float, output: P
     state, answer = link.look_up(handle)
     if answer is not None:
         return present(link, answer, how)
-    request, known = link.workflow_request(state), learn(link, state)
+    request, known = link.workflow_request(state), read_hints(link, state)
     wait_s = max(0.0, seconds - (time.monotonic() - began_s))
     return follow(link, state.nonce, how, wait_s=wait_s, state=state, request=request, known=known)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Attested:
+class AttestationBundle:
     """Envelopes that verify, and what others need to verify them."""
 
     source: str  # ``published``, or ``made_here``
@@ -37,7 +37,7 @@ class Attested:
     files: Mapping[str, bytes]  # the envelopes, the same as Sigstore bundles, and the key, by path
 
 
-def attest(believed: Believed, fetched: FetchedResult, state_dir: Path) -> Attested:
+def attest(believed: Believed, fetched: FetchedResult, state_dir: Path) -> AttestationBundle:
     """The attestations of a believed result, all three or an error.
 
     Raises:
@@ -66,7 +66,7 @@ def attest(believed: Believed, fetched: FetchedResult, state_dir: Path) -> Attes
     return _attested("made_here", signer.public_key, {path: dsse.sign(signer, made[path]) for path in made})
 
 
-def _published(believed: Believed, published: Mapping[str, bytes], data: bytes) -> Attested:
+def _published(believed: Believed, published: Mapping[str, bytes], data: bytes) -> AttestationBundle:
     missing = [path for path in ATTESTATION_NAMES if path not in published]
     named = believed.result.runner.machine.get(ATTESTATION_KEY_FACT)
     if missing or not isinstance(named, str):
@@ -92,12 +92,12 @@ def _own_key(believed: Believed, fetched: FetchedResult, state_dir: Path) -> Pat
     return attestation_key_path(state_dir, name) if is_own else None
 
 
-def _attested(source: str, key: SSlibKey, envelopes: Mapping[str, bytes]) -> Attested:
+def _attested(source: str, key: SSlibKey, envelopes: Mapping[str, bytes]) -> AttestationBundle:
     pem = dsse.public_pem(key)
     files = {**envelopes, f"{ATTESTATIONS}/key.pem": pem}
     for path, envelope in envelopes.items():
         files[path.removesuffix(".json") + ".sigstore.json"] = _bundle(json.loads(envelope), key.keyid)
-    return Attested(source, key.keyid, pem, files)
+    return AttestationBundle(source, key.keyid, pem, files)
 
 
 def _bundle(envelope: object, keyid: str) -> bytes:

@@ -29,7 +29,7 @@ from bridge.bus.results import (
     evidence_report,
     fetch,
 )
-from bridge.client.compare import Agreement, compare
+from bridge.client.binding import Agreement, compare
 from bridge.client.remotes import Remote, open_cache
 from bridge.client.signing_key import RequestSigner
 from bridge.evidence.gate import Binding, Judgement, broken_promises

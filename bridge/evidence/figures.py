@@ -121,7 +121,7 @@ def _block_times(arm: Arm) -> model.BlockTimes:
 
 def compare(arm: Arm, baseline: Arm) -> model.Comparison:
     """The figures of `arm` relative to `baseline` over the prompts both ran."""
-    pairs = paired(arm, baseline)
+    pairs = pair_samples(arm, baseline)
     ours, theirs = [sample for sample, _ in pairs], [sample for _, sample in pairs]
     ratios = [quotient(plain.step_s, sample.step_s) for sample, plain in pairs]
     known = [ratio for ratio in ratios if ratio is not None]
@@ -137,7 +137,7 @@ def compare(arm: Arm, baseline: Arm) -> model.Comparison:
     )
 
 
-def paired(arm: Arm, other: Arm) -> list[tuple[Sample, Sample]]:
+def pair_samples(arm: Arm, other: Arm) -> list[tuple[Sample, Sample]]:
     """The samples of the prompts both arms ran, in the order of `arm`."""
     by_prompt = {sample.prompt_id: sample for sample in other.samples}
     return [(sample, by_prompt[sample.prompt_id]) for sample in arm.samples if sample.prompt_id in by_prompt]

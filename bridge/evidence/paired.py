@@ -17,8 +17,7 @@ from datetime import datetime
 from functools import partial
 from itertools import pairwise
 
-from bridge.evidence.figures import Binding, faults
-from bridge.evidence.figures import paired as pair_samples
+from bridge.evidence.figures import Binding, faults, pair_samples
 from evidence_format.model import Report
 from evidence_format.paired import Outcome, Paired, PairedRun, PairedSummary, SideName
 from evidence_format.text import shown
@@ -32,7 +31,7 @@ MARGIN = 0.05  # only a run that would have seen so small a difference may say t
 PRECISE = 0.04
 _TRIMMED = 0.2
 _RESAMPLES = 2000
-_USELESS = 5.0  # as a log ratio; the interval would hold everything, or too much to write down
+_MAX_LOG_EFFECT = 5.0  # as a log ratio; the interval would hold everything, or too much to write down
 _CLOCK_SLACK_S = 2.0
 _SUMMARY_SLACK = 1e-9
 
@@ -89,7 +88,7 @@ def judge_difference(differences: Sequence[float], seed: str) -> PairedSummary:
         return unknown(ratio=math.exp(_trimmed(differences)[0]) if count > 1 else None)
     found = estimate(differences, seed)
     ratio = math.exp(found.center)
-    if found.smallest > _USELESS:
+    if found.smallest > _MAX_LOG_EFFECT:
         return unknown(ratio=ratio)
     smallest = math.expm1(found.smallest)
     verdict: Outcome = "no_difference" if smallest <= MARGIN else "inconclusive"

@@ -1,8 +1,8 @@
 """Is the newest value of a series a regression, and where did the series change? Pure; oldest value first.
 
 The newest value is a regression when it is worse than the median of the values before it, at most `WINDOW`,
-by more than the given share of that median, and by more than `SPREADS` standard deviations of the noise. The
-one says what matters, the other what noise does as well. The noise is 1.0483 times the median absolute
+by more than the given share of that median, and by more than `NOISE_SIGMAS` standard deviations of the noise.
+The one says what matters, the other what noise does as well. The noise is 1.0483 times the median absolute
 difference of two successive values, which a step or an outlier among them does not move.
 
 Change points are those of the piecewise constant series that fits best: optimal partitioning (B. Jackson et
@@ -20,7 +20,7 @@ from itertools import pairwise
 from statistics import median
 
 WINDOW, FEWEST = 10, 5  # earlier values that the newest is compared with: at most, at least
-SPREADS = 3.0
+NOISE_SIGMAS = 3.0
 SEGMENT = 3  # values between two changes, at least
 PENALTY = 2.0  # of a change, times the log of the number of values, in standard deviations
 _DIFFERENCE = 1.0483  # to a standard deviation, from the median absolute difference of two values
@@ -57,7 +57,7 @@ def compare_newest(values: Sequence[float], margin: float, *, higher_is_better: 
         noise=noise,
         earlier=len(earlier),
         worse=worse / abs(middle) if middle else None,
-        is_regression=worse > margin * abs(middle) and worse > SPREADS * noise,
+        is_regression=worse > margin * abs(middle) and worse > NOISE_SIGMAS * noise,
     )
 
 

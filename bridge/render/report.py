@@ -18,8 +18,7 @@ from markupsafe import Markup
 
 from bridge import __version__
 from bridge.client.fetch import Judged
-from bridge.evidence.figures import hit
-from bridge.evidence.figures import paired as pair_samples
+from bridge.evidence.figures import hit, pair_samples
 from bridge.evidence.gate import Judgement
 from bridge.evidence.paired import CONFIDENCE, block_ratios, estimate
 from bridge.protocol.result import ATTESTATION_KEY_FACT, Violation
@@ -51,7 +50,7 @@ _NAME = 22  # characters of an arm's name in a chart
 _CHARTS = 6  # of one kind in a report
 _ROLES = {"sut": "under test", "baseline": "baseline", "oracle": "oracle", "control": "control"}
 # A log ratio; an interval that is wider than this says nothing.
-_USELESS = 3.0
+_MAX_LOG_INTERVAL = 3.0
 
 
 @dataclass(frozen=True)
@@ -367,7 +366,7 @@ def _speed(report: Report, of: str, rows: int) -> Section:
             pairs = [(ours.step_s, theirs.step_s) for ours, theirs in pair_samples(arm, plain)]
             ratio = _interval([math.log(b / a) for a, b in pairs if a and b], arm.name)
         strips.append(
-            (arm.name, _range(speed, number_text), _spread([1 / step for step in steps], rows), speed)
+            (arm.name, _range(speed, number_text), _sample_evenly([1 / step for step in steps], rows), speed)
         )
         cells = (str(len(steps)), _range(speed, number_text), _range(ratio, ratio_text))
         intervals.append((arm.name, *cells))
@@ -396,7 +395,7 @@ def _speed(report: Report, of: str, rows: int) -> Section:
     table = DataTable(
         f"Samples{of}",
         ("arm", "prompt", "prompt tokens", "tokens", "decode tok/s", "end", "path"),
-        _spread(samples, rows),
+        _sample_evenly(samples, rows),
         folded=True,
     )
     lines = [
@@ -600,8 +599,8 @@ def _interval(logs: Sequence[float], seed: str) -> Interval | None:
     """The trimmed mean of logarithms with its interval, as values; None: too few, or they cannot tell."""
     if len(logs) < FEWEST_SAMPLES:
         return None
-    found = _estimate(tuple(_spread(logs, _RESAMPLED)), seed)
-    if not found.half < _USELESS:
+    found = _estimate(tuple(_sample_evenly(logs, _RESAMPLED)), seed)
+    if not found.half < _MAX_LOG_INTERVAL:
         return None
     return tuple(math.exp(found.center + side * found.half) for side in (0, -1, 1))  # type: ignore[return-value]
 
@@ -613,7 +612,7 @@ def _range(found: Interval | None, text: Any) -> str:
     return MISSING if found is None else f"{text(found[0])} ({text(found[1])} to {text(found[2])})"
 
 
-def _spread(values: Sequence[T], most: int) -> list[T]:
+def _sample_evenly(values: Sequence[T], most: int) -> list[T]:
     """At most so many of the values, evenly from all of them."""
     if len(values) <= most:
         return list(values)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from statistics import median
 
-from bridge.evidence.figures import Case, compare, faults, paired, parity_difference
+from bridge.evidence.figures import Case, compare, faults, pair_samples, parity_difference
 from evidence_format import claims
 from evidence_format.claims import CLAIMS, SAMENESS, SPEED_CLAIMS
 from evidence_format.model import PLAIN_LOOP, Arm, ReportClaim, quotient
@@ -205,7 +205,7 @@ def speedup_prefill_spread(case: Case) -> Iterator[str]:
     """Identical prefills varied more than threefold (and by more than 25 ms)."""
     alike: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for pair in case.speed_pairs:
-        for samples in paired(*pair):
+        for samples in pair_samples(*pair):
             alike[*(arm.name for arm in pair), samples[0].prompt_id] = [s.prefill_s or 0.0 for s in samples]
     for arm in case.speed_arms:
         for sample in arm.samples:

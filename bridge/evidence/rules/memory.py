@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.evidence.figures import Case, faults, paired
+from bridge.evidence.figures import Case, faults, pair_samples
 from evidence_format.claims import SAMENESS
 from evidence_format.model import Arm, Sample
 from evidence_format.policies import CODED, NATIVE, SLIDING, PolicySpec
@@ -123,7 +123,7 @@ def _less_than_native(arm: Arm, policy: PolicySpec, case: Case) -> Iterator[str]
         comparable = native.system.loop == arm.system.loop if policy.coded else native.control != "no_needle"
         if native is arm or not native.system.is_native or not comparable:
             continue
-        for ours, plain in paired(arm, native):
+        for ours, plain in pair_samples(arm, native):
             if policy.coded:
                 is_known = ours.cache.measured and plain.cache.measured
                 # Where buffers grow by steps the last tokens may not have come in yet, and one may be longer.

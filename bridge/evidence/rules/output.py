@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 
-from bridge.evidence.figures import Case, faults, paired
+from bridge.evidence.figures import Case, faults, pair_samples
 from bridge.evidence.rules.identity import PLACEHOLDERS
 from evidence_format.claims import FEWEST_EQUAL, PARITY_LIMITS, SPEED_CLAIMS
 from evidence_format.model import Arm, Divergence, Report, Sample
@@ -40,7 +40,7 @@ def output_diverged(case: Case) -> Iterator[str]:
     is_judged = any(claim.name not in OF_NO_OUTPUT for claim in case.claims)
     found: set[tuple[str, str]] = set()
     for arm, baseline in product(case.tested, case.baselines):
-        pairs = paired(arm, baseline)
+        pairs = pair_samples(arm, baseline)
         different = [(ours, plain) for ours, plain in pairs if ours.tokens != plain.tokens]
         found.update((arm.name, ours.prompt_id) for ours, _ in different)
         ends = [o.prompt_id for o, p in pairs if o.tokens == p.tokens and o.finish_reason != p.finish_reason]

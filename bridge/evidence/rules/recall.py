@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from bridge.evidence.figures import Case, faults, hit, paired, recall
+from bridge.evidence.figures import Case, faults, hit, pair_samples, recall
 from evidence_format.model import Arm, Sample, System, quotient
 from evidence_format.policies import MEANINGFUL, RESTORED
 from evidence_format.text import several, shown
@@ -100,7 +100,7 @@ def _lies_below(arm: Arm, oracle: Arm) -> bool:
 
 def _cut_short(silent: Arm, other: Arm) -> Iterator[str]:
     """Prompts at which an arm that may be silent was stopped before the other had said as much."""
-    pairs = [pair for pair in paired(silent, other) if pair[0].finish_reason == "length"]
+    pairs = [pair for pair in pair_samples(silent, other) if pair[0].finish_reason == "length"]
     if early := [ours.prompt_id for ours, theirs in pairs if len(ours.tokens) < len(theirs.tokens)]:
         yield f"{silent.label} was cut short of {other.label} at {several(early)}"
 
@@ -187,7 +187,7 @@ def control_failed(case: Case) -> Iterator[str]:
     for arm in case.report.arms:
         if arm.control == "ignore_stops":
             stopped = [sample.prompt_id for sample in arm.samples if sample.finish_reason != "length"]
-            pairs = (pair for tested in case.tested for pair in paired(arm, tested))
+            pairs = (pair for tested in case.tested for pair in pair_samples(arm, tested))
             stopped += [ours.prompt_id for ours, theirs in pairs if len(ours.tokens) < len(theirs.tokens)]
             if stopped:
                 yield f"control {arm.label} ignores stop tokens, but ends early at {several(stopped)}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from statistics import median
 
-from bridge.evidence.figures import Case, faults, hit, paired
+from bridge.evidence.figures import Case, faults, hit, pair_samples
 from bridge.evidence.rules.claims import own_steps
 from evidence_format.model import OUR_LOOP, PLAIN_LOOP, Sample, System
 from evidence_format.policies import policy_of
@@ -44,7 +44,7 @@ def row_inconsistent(case: Case) -> Iterator[str]:
     for arm, sample, where in case.rows:
         yield from (f"{where}: {problem}" for problem in _row_problems(case, arm.system, sample))
     for arm, other in combinations(case.report.arms, 2):
-        for ours, theirs in paired(arm, other):
+        for ours, theirs in pair_samples(arm, other):
             if ours.tokens == theirs.tokens and ours.text != theirs.text:
                 yield f"{arm.label} and {other.label} differ in text alone at {shown(ours.prompt_id)}"
     # Of one set of prompts the chat template opens reasoning for all rows or for none. Were it open to

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 
-from bridge.client.compare import MACHINE
+from bridge.client.binding import MACHINE
 from bridge.protocol.result import ENGINE_FACT, WEIGHTS_FACT
 from evidence_format.prompt_sets import known_sets
 from tests.bridge.evidence.derived import Document, digest, settle, summary

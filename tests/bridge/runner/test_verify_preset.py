@@ -13,7 +13,7 @@ import pytest
 from bridge import signing
 from bridge.bus.requests import Submitted, submit
 from bridge.bus.results import ExpectedRequest
-from bridge.client.compare import Agreement
+from bridge.client.binding import Agreement
 from bridge.client.fetch import judge, verify
 from bridge.client.signing_key import RequestSigner
 from bridge.errors import EvidenceError, MachineError

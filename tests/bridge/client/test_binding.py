@@ -11,7 +11,7 @@ import pytest
 
 from bridge import presets
 from bridge.bus.results import ExpectedRequest
-from bridge.client.compare import MACHINE, REPEATED, ROLES, Agreement, compare
+from bridge.client.binding import MACHINE, REPEATED, ROLES, Agreement, compare
 from bridge.presets import Preset, switches
 from bridge.protocol.result import Reason, Result, RunnerFacts, Status, Verdict
 from engine.cli.evaluation_options import seed_of
