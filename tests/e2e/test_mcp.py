@@ -25,24 +25,15 @@ from tests.bridge.cli.test_mcp import outside_fences, said
 from tests.bridge.cli.test_untrusted import ORDER, Scene, harmful, scene, texts
 from tests.fixtures.bus import FILES, BusFixture
 from tests.fixtures.repo import BIN, RepoFixture, wait_for
+from tests.fixtures.runner import RunnerFixture
 
 __all__ = ["here", "scene"]  # fixtures
 
-PRESET = """
-name = "{name}"
-summary = "A test program."
-argv = ["${{python}}", "-I", "-c", "import time; print('hello', flush=True); time.sleep({seconds})"]
-timeout_s = 120
-engine = "installed"
-workspace = "none"
-"""
-
 
 def write_presets(repo: RepoFixture) -> None:
-    folder = repo.root / "config" / "presets"
-    folder.mkdir(parents=True)
     for name, seconds in {"hello": 1, "slow": 100}.items():
-        (folder / f"{name}.toml").write_text(PRESET.format(name=name, seconds=seconds))
+        program = f"import time; print('hello', flush=True); time.sleep({seconds})"
+        RunnerFixture(repo).preset(name, ["${python}", "-I", "-c", program], timeout=120)
 
 
 def wrap_git(repo: RepoFixture, script: str) -> dict[str, str]:

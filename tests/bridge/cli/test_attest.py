@@ -94,17 +94,18 @@ def alter(path: Path, field: str) -> None:
     path.write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("field", ["payload", "sig"])
-def test_a_tool_that_is_not_ours_verifies_and_one_changed_byte_fails(
-    attested: Attested, tmp_path: Path, field: str
-):
+def test_a_tool_that_is_not_ours_verifies_and_one_changed_byte_fails(attested: Attested, tmp_path: Path):
     done = attested.attest(attested.nonce, tmp_path / "out")
     assert (done.code, done.json["source"], done.json["key"]) == (0, "published", attested.key)
     (tmp_path / "studio.pem").write_text(attested.key)
     script = commands("Verify with OpenSSL")
     assert holds(tmp_path, script)
-    alter(tmp_path / "out" / "attestations" / "svr.json", field)
-    assert not holds(tmp_path, script)
+    path = tmp_path / "out" / "attestations" / "svr.json"
+    whole = path.read_bytes()
+    for field in ("payload", "sig"):
+        path.write_bytes(whole)
+        alter(path, field)
+        assert not holds(tmp_path, script), field
 
 
 @pytest.mark.exhaustive
