@@ -27,7 +27,10 @@ with one and looked at with others."""
 def mcp(directory: Path | None) -> None:
     """Serve an agent on standard input and output: submit, status, result, logs, cancel, report and more."""
     if importlib.util.find_spec("mcp") is None:
-        raise MachineError("the MCP server is not installed here", "pip install 'kakeya-mac[mcp]'")
+        raise MachineError(
+            "the MCP server is not installed here",
+            "in the checkout of kakeya-mac: scripts/install_client.sh VENV mcp",
+        )
     from bridge import mcp_server
 
     if directory is not None:
