@@ -1,11 +1,11 @@
 """How often a paired run is right: requests of two commits whose difference is known, each to its verdict.
 
-    python benchmarks/paired.py [--planted 20,0,5] [--seeds N] [--limit S] [--parallel N] [--json]
+    python benchmarks/paired.py [--requests N] [--planted 20,0,5] [--limit S] [--parallel N] [--json]
 
 A commit holds a program that counts to a number; the other commit's program counts 20 % further, 5 % further,
 or exactly as far. Every request goes the whole way: client, remote, runner, sandbox where there is one, gate.
 Each has a remote and a runner of its own, so that --parallel many may run where there are that many idle
-cores. Prints for people, stores ``benchmarks/records/paired.json`` (or NAME), and ends with one JSON line
+cores. Prints for people, stores ``benchmarks/records/paired.json``, and ends with one JSON line
 (with ``--json`` that line alone, and stores nothing).
 """
 
@@ -98,33 +98,32 @@ def main() -> None:
     )
     parser.add_argument("--planted", default="20,0,5", help="differences in percent: of 20, 0 and 5")
     parser.add_argument("--limit", type=int, default=600, help="seconds of a request, at most")
-    parser.add_argument("--store", default="paired", help="name of the record")
-    parser.add_argument("--seeds", type=int, default=20, help="requests of each kind")
+    parser.add_argument("--requests", type=int, default=20, help="requests of each kind")
     parser.add_argument("--seconds", type=float, default=1.0, help="of the faster program")
     parser.add_argument("--parallel", type=int, default=1, help="so many requests at once")
     parser.add_argument("--json", action="store_true", help="print the last line only, and store nothing")
     options = parser.parse_args()
     steps = calibrate(options.seconds)
     kinds = options.planted.split(",")
-    turns = [(planted, seed) for seed in range(options.seeds) for planted in kinds]
+    turns = [(planted, number) for number in range(options.requests) for planted in kinds]
     rows: dict[str, list[dict[str, Any]]] = {planted: [] for planted in kinds}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.parallel) as pool:
         asked = [
             pool.submit(ask, Path(folder) / f"{n}", PLANTED[kind], steps, options.limit)
             for n, (kind, _) in enumerate(turns)
         ]
-        for (planted, seed), future in zip(turns, asked, strict=True):
+        for (planted, number), future in zip(turns, asked, strict=True):
             found = future.result()
             rows[planted].append(found)
             if not options.json:
-                print(f"planted {planted:>2} %, seed {seed:2}: {found}", flush=True)
+                print(f"planted {planted:>2} %, request {number:2}: {found}", flush=True)
     figures = {
         "program_s": options.seconds,
         "parallel": options.parallel,
         "limit_s": options.limit,
         "planted": {planted: {**summary(planted, of), "runs": of} for planted, of in rows.items()},
     }
-    stored = None if options.json else str(write(options.store, figures))
+    stored = None if options.json else str(write("paired", figures))
     if not options.json:
         for planted, of in rows.items():
             print(f"planted {planted} %: {summary(planted, of)}")

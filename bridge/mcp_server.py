@@ -232,7 +232,7 @@ def next_call(tool: str, **arguments: Any) -> str:
 def answer(
     document: dict[str, Any], shown: Sequence[str], following: str, *links: ContentBlock
 ) -> CallToolResult:
-    """A tool's answer: the document, and a text that reads alone, with the keys `shown` and the next call."""
+    """A tool's answer: the document, and a self-contained text, with the keys `shown` and the next call."""
     lines = [*_lines(document, shown), f"next: {following}"]
     text = TextContent(type="text", text="\n".join(lines))
     is_error = document.get("status") == "error"

@@ -113,7 +113,7 @@ def exit_codes_page() -> str:
     lines.append("| status | exit code |\n| --- | --- |\n")
     lines += [f"| `{status}` | {code} |\n" for status, code in EXIT_CODES.items()]
     code = errors.EXIT_UNVERIFIED
-    lines.append(f"| `passed`, but nobody vouches for it: signed by no key that is trusted here | {code} |\n")
+    lines.append(f"| `passed`, but not signed by a key that is trusted here | {code} |\n")
     lines.append(
         f"\n{code} becomes 0 with `--allow-unsigned`, `allow_unsigned = true` in `config.toml`, or"
         " `KAKEYA_ALLOW_UNSIGNED=1`.\nA client that trusts keys refuses what none of them signed with 3. A"
@@ -124,7 +124,7 @@ def exit_codes_page() -> str:
         " become worse.\n"
     )
     lines.append(
-        "\nErrors on the way end with their own code. 2 is a command line that cannot be meant, or a request"
+        "\nErrors on the way end with their own code. 2 is an invalid command line, or a request"
         " that cannot be made:\nnothing was asked of a Mac, and the same words fail again.\n\n"
         "| error | exit code | when |\n| --- | --- | --- |\n| wrong usage | 2 | An unknown option, a missing"
         " argument, a value out of range. |\n"

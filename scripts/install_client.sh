@@ -1,11 +1,15 @@
 #!/bin/sh
 # Install kakeya-mac's client (no mlx) into a virtual environment, from this checkout and its lock file.
-# usage: install_client.sh VENV [mcp]    with mcp: the MCP server for agents, too
+# usage: install_client.sh VENV [mcp] [attest]    mcp: the MCP server for agents, too; attest: attestations
 set -eu
-venv=${1:?usage: install_client.sh VENV [mcp]}
-extra=${2:-}
+venv=${1:?usage: install_client.sh VENV [mcp] [attest]}
+shift
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
+for extra in "$@"; do
+  shift
+  set -- "$@" --extra "$extra"
+done
 # The folder that this is called in may be anybody's: none of its files is a module (-I), a lock or a setting.
 cd "$root"
 python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -30,7 +34,7 @@ PIP_ROOT_USER_ACTION=ignore "$pip_python" -I -m pip install --quiet --disable-pi
   --only-binary :all: --no-deps --no-compile --target "$tools/uv" -r "$tools/uv.txt"
 uv=$tools/uv/bin/uv
 "$uv" venv --quiet --allow-existing --no-python-downloads --python "$(command -v python3)" "$venv"
-"$uv" export --quiet --frozen --no-emit-project --no-default-groups ${extra:+--extra "$extra"} >"$tools/client.txt"
+"$uv" export --quiet --frozen --no-emit-project --no-default-groups "$@" >"$tools/client.txt"
 "$uv" pip install --quiet --require-hashes --only-binary :all: --no-deps --python "$venv/bin/python" -r "$tools/client.txt"
 
 # Our own packages are pure Python: they are copied, so nothing is needed to build them.

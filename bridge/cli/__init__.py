@@ -193,7 +193,7 @@ def _tell_once() -> None:
     """Say what texts of others are worth, once on this machine."""
     told = state_dir() / "notice-shown"
     if not told.exists():
-        click.echo(f"note: {terminal.NOTICE}", err=True)
+        click.echo(f"note: {terminal.NOTICE} (said once on this machine; see kakeya_mac --help)", err=True)
         with contextlib.suppress(OSError):  # then it is said again
             told.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             told.touch()

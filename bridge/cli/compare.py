@@ -10,7 +10,7 @@ from bridge.cli.options import allow_unsigned_option
 from bridge.cli.output import Connection, bus_command
 from bridge.client.fetch import Judged, judge_answer
 from bridge.errors import EvidenceError, ParameterError
-from bridge.evidence.paired import compare_reports
+from bridge.evidence.paired import FEWEST_BLOCKS, compare_reports
 from bridge.protocol.result import Status, weights_of
 from bridge.protocol.sanitize import clean_line
 from evidence_format.model import Report
@@ -37,7 +37,7 @@ def compare(link: Connection, handle: str, against: str, as_json: bool) -> int:
     """Compare the request HANDLE with the finished request AGAINST, prompt by prompt.
 
     The same machine was not the same at both times, so what is compared is each side's step in units of
-    mlx-lm's plain step, which its own report measured in turns with it.
+    mlx-lm's plain step, which its own report measured in turns with it. That takes ten prompts or more.
     """
     own, other = (fetch_judged(link, each) for each in (handle, against))
     found = compare_judged(own, other)
@@ -93,7 +93,8 @@ def verdict_lines(own: Judged, other: Judged, found: PairedSummary) -> list[str]
         within = "" if low is None else f", {found.confidence:.0%} interval {low:.3f} to {high:.3f}"
         lines.append(f"  time ratio {found.ratio:.3f}{within}, in units of plain steps; above 1 is slower")
     effect = found.smallest_effect
-    said = "too few to tell" if effect is None else f"smallest effect they could show {effect:.1%}"
+    few = f"too few to tell: {FEWEST_BLOCKS} prompts are needed (-p limit={FEWEST_BLOCKS})"
+    said = few if effect is None else f"smallest effect they could show {effect:.1%}"
     lines.append(f"  {found.blocks} prompts, {said}")
     for name in sorted({*left.params, *right.params}):
         if left.params.get(name) != right.params.get(name):

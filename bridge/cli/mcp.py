@@ -25,9 +25,12 @@ with one and looked at with others."""
 )
 @path_option("--directory", text="The checkout whose requests are meant (default: here).")
 def mcp(directory: Path | None) -> None:
-    """Serve an agent on standard input and output: presets, submit, status, result, logs, cancel, doctor."""
+    """Serve an agent on standard input and output: submit, status, result, logs, cancel, report and more."""
     if importlib.util.find_spec("mcp") is None:
-        raise MachineError("the MCP server is not installed here", "pip install 'kakeya-mac[mcp]'")
+        raise MachineError(
+            "the MCP server is not installed here",
+            "in the checkout of kakeya-mac: scripts/install_client.sh VENV mcp",
+        )
     from bridge import mcp_server
 
     if directory is not None:

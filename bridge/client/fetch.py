@@ -290,7 +290,7 @@ def verify(believed: Believed, sample: int, signer: RequestSigner, *, output: in
     if importlib.util.find_spec("engine") is None or importlib.util.find_spec("mlx") is None:
         raise errors.MachineError(
             "the engine is not installed here, so the report cannot be replayed",
-            f"pip install 'kakeya-mac[engine]'; {by_runner}",
+            f"in the checkout of kakeya-mac: make setup; {by_runner}",
         )
     with tempfile.TemporaryDirectory(prefix="kakeya-mac-") as folder:
         path, record = Path(folder) / "report.json", Path(folder) / VERIFICATION

@@ -242,7 +242,7 @@ def status_line(update: Update, silent_s: float | None = None, *, elapsed: bool 
         )
     held = "by" if phase is Phase.CLAIMED else "on"
     where = f"{phase} {held} {_line(status.runner)} {_progress_text(status.progress)}".rstrip()
-    silence = f"no sign for {age_text(silent_s)}" if silent_s else ""
+    silence = f"no heartbeat for {age_text(silent_s)}" if silent_s else ""
     cancelling = "to be cancelled" if update.cancelling else ""
     since = f" ({status.elapsed_s:.0f} s)" if elapsed else ""
     return _joined(where + since, silence, _claim_text(update.claim), cancelling)
@@ -250,7 +250,7 @@ def status_line(update: Update, silent_s: float | None = None, *, elapsed: bool 
 
 def waiting_text(ahead: int | None, expected_s: float | None) -> str:
     """How many older requests wait, too (requesters take turns), and how long this one is likely to wait."""
-    older = "1 older one waits" if ahead == 1 else f"{ahead} older ones wait" if ahead else ""
+    older = "1 request ahead" if ahead == 1 else f"{ahead} requests ahead" if ahead else ""
     return _joined(older, f"about {age_text(expected_s)} to wait" if expected_s else "")
 
 
@@ -326,7 +326,7 @@ def _state(row: Row, now: float) -> str:
     return _joined(
         f"{row.phase} for {took or waits}" if took or waits else str(row.phase),
         "expired" if row.expired else "",
-        f"no sign for {age_text(row.silent_s)}" if row.silent_s else "",
+        f"no heartbeat for {age_text(row.silent_s)}" if row.silent_s else "",
         waiting_text(row.ahead, row.expected_s),
         f"attempt {row.attempt}" if (row.attempt or 1) > 1 else "",
         _claim_text(row.claim),

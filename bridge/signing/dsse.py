@@ -31,7 +31,8 @@ def require_library() -> None:
         import securesystemslib  # noqa: F401
     except ImportError as error:
         missing = f"attestations need the package {error.name}, which is not installed here"
-        raise MachineError(missing, "pip install 'kakeya-mac[attest]'") from None
+        remedy = "in the checkout of kakeya-mac: make setup, or scripts/install_client.sh VENV attest"
+        raise MachineError(missing, remedy) from None
 
 
 def make_key(path: Path) -> None:

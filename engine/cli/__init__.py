@@ -92,7 +92,7 @@ def run(arguments: list[str] | None = None) -> int:
         return 1
     except Exception as error:  # the last door: our bug must not look like the user's mistake
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRA:
-            return _say(f"{error.name} is not installed; pip install 'kakeya-mac[engine]' brings it", 2)
+            return _say(f"{error.name} is not installed; `make setup` in kakeya-mac's checkout brings it", 2)
         import traceback
 
         traceback.print_exc()

@@ -211,6 +211,7 @@ def test_folders_of_old_runner_are_continued(both: Versions) -> None:
     assert upgraded.kakeya("runner", "key", "--name", "earlier", "--json").json == key
 
 
+@pytest.mark.exhaustive
 def test_archive_of_old_version_is_read_and_continued(both: Versions) -> None:
     both.write_policy(signed=False)
     source = both.new.request("echo")

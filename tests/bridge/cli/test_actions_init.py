@@ -30,7 +30,7 @@ def test_init_writes_a_workflow_for_pull_requests(repo: RepoFixture):
         "ratio>=1.5",
     )
     known = yaml.safe_load((ROOT / "action.yml").read_text())["inputs"]
-    assert set(step["with"]) - {"pull-request"} <= set(known)
+    assert set(step["with"]) <= set(known)
     assert repo.kakeya(*asked).code == 0
     (repo.clone / WORKFLOW).write_text("mine")
     assert repo.kakeya(*asked).code == 2

@@ -45,7 +45,7 @@ def test_each_request_is_told_how_long_it_is_likely_to_wait(here: BusFixture, ka
     assert [(row["nonce"], row["ahead"]) for row in rows] == list(zip(nonces, (0, 1, 2), strict=True))
     assert [row["expected_s"] for row in rows] == [0.0, 300.0, 600.0]
     text = kakeya().out
-    assert re.search("queued for 0:0[0-9:]+, 1 older one waits, about 0:05:00 to wait", text)
+    assert re.search("queued for 0:0[0-9:]+, 1 request ahead, about 0:05:00 to wait", text)
     assert rows[1]["eta_s"] == 600.0
     assert rows[1]["requested_by"] == "ann" in text
 

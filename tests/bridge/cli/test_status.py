@@ -40,7 +40,7 @@ def running(bus: BusFixture, lease_s: float) -> str:
 
 def test_runner_without_heartbeat_past_its_lease_is_shown_silent(here: BusFixture, said):
     nonce = running(here, lease_s=0.01)
-    assert re.search(r"running on testmac \(12 s\), no sign for [0-9:]+\n", said(nonce).out)
+    assert re.search(r"running on testmac \(12 s\), no heartbeat for [0-9:]+\n", said(nonce).out)
     assert 0 <= said(nonce, "--json").json["beat_age_s"] < 60
 
 
@@ -81,4 +81,4 @@ def test_who_waits_is_told_how_many_older_ones_wait(here: BusFixture, said):
     first, last = (said(nonce, "--json").json for nonce in (nonces[0], nonces[2]))
     assert (first["ahead"], first["expected_s"], first["beat_age_s"]) == (0, 0.0, None)
     assert (last["ahead"], last["expected_s"]) == (2, 20.0)
-    assert said(nonces[2]).out == f"{nonces[2]}  queued, 2 older ones wait\n"
+    assert said(nonces[2]).out == f"{nonces[2]}  queued, 2 requests ahead\n"

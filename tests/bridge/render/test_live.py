@@ -53,7 +53,7 @@ def test_without_a_terminal_each_change_is_one_line(capsys: pytest.CaptureFixtur
         for update in (*UPDATES, *UPDATES[-1:]):
             view.show(update)
     assert capsys.readouterr().err.splitlines() == [
-        "queued, 2 older ones wait",
+        "queued, 2 requests ahead",
         "running on studio (1 s)",
         "running on studio 4/60 drafting/verifying code-3 41.5 tok/s (3 s)",
     ]
@@ -111,7 +111,7 @@ def test_a_terminal_shows_a_view_that_fits_it() -> None:
     assert (code, "\x1b[" in shown) == (0, True)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", shown)
     assert max(map(len, plain.splitlines())) <= 60
-    for words in ("queued, 2 older ones wait", "4/60", "41.5 tokens/s", "| loaded", "by ann"):
+    for words in ("queued, 2 requests ahead", "4/60", "41.5 tokens/s", "| loaded", "by ann"):
         assert words in plain, words
 
 

@@ -36,9 +36,9 @@ def test_hostile_texts_are_shown_plainly():
 def test_a_queue_says_what_is_ahead_and_what_is_to_be_cancelled():
     waiting = Row(NONCE, None, Phase.QUEUED, None, ahead=3, cancelling=True)
     text = text_of(request_table([waiting], NOON, {}))
-    assert "queued, 3 older ones wait, to be cancelled" in text
+    assert "queued, 3 requests ahead, to be cancelled" in text
     soon = Row(NONCE, None, Phase.QUEUED, None, ahead=3, expected_s=150.0)
-    assert "queued, 3 older ones wait, about 0:02:30 to wait" in text_of(request_table([soon], NOON, {}))
+    assert "queued, 3 requests ahead, about 0:02:30 to wait" in text_of(request_table([soon], NOON, {}))
     assert row_json(soon, NOON, {})["expected_s"] == 150.0
     assert row_json(waiting, NOON, {})["age_s"] is None
     first = Row(NONCE, None, Phase.QUEUED, None, ahead=0, expected_s=0.0)
@@ -47,7 +47,7 @@ def test_a_queue_says_what_is_ahead_and_what_is_to_be_cancelled():
 
 def test_a_runner_that_gives_no_sign_any_more_is_said_to_give_none():
     row = Row(NONCE, None, Phase.RUNNING, None, runner="mac", elapsed_s=12.0, beat_age_s=34.0, silent_s=34.0)
-    assert "running for 0:00:12, no sign for 0:00:34" in text_of(request_table([row], NOON, {}))
+    assert "running for 0:00:12, no heartbeat for 0:00:34" in text_of(request_table([row], NOON, {}))
 
 
 def test_a_history_says_why_a_request_did_not_pass():

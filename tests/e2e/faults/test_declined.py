@@ -12,7 +12,10 @@ pytestmark = pytest.mark.e2e
 REQUESTS = 16
 
 
-@pytest.mark.parametrize("of_256", [80, 160], ids=["a third", "most"])
+@pytest.mark.parametrize(
+    "of_256",
+    [pytest.param(80, id="a third", marks=pytest.mark.exhaustive), pytest.param(160, id="most")],
+)
 def test_no_request_runs_twice_where_claims_are_declined_by_chance(scene: Scene, of_256: int):
     hook = scene.repo.remote / "hooks" / "update"
     hook.parent.mkdir(exist_ok=True)

@@ -13,7 +13,13 @@ pytestmark = pytest.mark.e2e
 REQUESTS = 16
 
 
-@pytest.mark.parametrize("copied", [False, True], ids=["another state", "a copy of the state"])
+@pytest.mark.parametrize(
+    "copied",
+    [
+        pytest.param(False, id="another state", marks=pytest.mark.exhaustive),
+        pytest.param(True, id="a copy of the state"),
+    ],
+)
 def test_two_runners_of_one_name_answer_each_request_once(scene: Scene, copied: bool):
     """A copied state folder (a restored backup, a cloned machine) has the same id and the same key."""
     first = scene.machine("mac1", label="first")

@@ -201,7 +201,7 @@ def test_without_the_engine_extra_the_error_says_what_to_install(capsys, monkeyp
     monkeypatch.delitem(sys.modules, "engine.device", raising=False)
     code, _, err = call(capsys, "probe")
     assert code == 2
-    assert "pip install 'kakeya-mac[engine]'" in err
+    assert "make setup" in err
     assert "Traceback" not in err
 
 

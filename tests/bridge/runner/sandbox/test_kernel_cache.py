@@ -19,7 +19,7 @@ def kernels(runner: RunnerFixture) -> list[Path]:
     return sorted(runner.config_of().kernel_cache.glob("*/cpu/*.so"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @linux
 @pytest.mark.skipif(not COMPILES, reason="mlx compiles nothing without g++")
 def test_second_job_of_the_engine_finds_the_kernels_of_the_first(runner: RunnerFixture) -> None:
