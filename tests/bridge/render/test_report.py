@@ -52,7 +52,7 @@ class Page(HTMLParser):
 
 def full_request() -> Judged:
     """A request with every record that a result may carry: a replay, reports judged in the job, a key."""
-    replay = parse_verification(Path("tests/data/evidence/verification.json").read_bytes())
+    replay = parse_verification(Path("tests/data/verification.json").read_bytes())
     assert isinstance(replay, Verification)
     rows = [
         {"file": f"{name}.json", "accepted": not code, "kind": "throughput", "claims": [], "figures": None}
