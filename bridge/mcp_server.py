@@ -308,7 +308,7 @@ def failure(document: dict[str, Any], given: Mapping[str, Any]) -> CallToolResul
         case "NoRunner":
             following = next_call("mac_presets", live=True, remote=remote)
         case "ParameterError":
-            following = next_call("mac_presets", name=given.get("preset"))
+            following = next_call("mac_presets", preset=given.get("preset"))
         case "WaitTimeout":
             following = next_call("mac_status", handle=handle, wait_s=CALL_LIMIT_S, remote=remote)
         case "UnknownHandle":
@@ -352,7 +352,7 @@ def tool(
 
 @tool("Presets: what can be run", reads=True)
 async def mac_presets(
-    name: Annotated[str | None, Field(description="One preset, with its parameters; default: all.")] = None,
+    preset: Annotated[str | None, Field(description="One preset, with its parameters; default: all.")] = None,
     live: Annotated[
         bool, Field(description="What live runners offer, in place of what is known here.")
     ] = False,
@@ -360,14 +360,16 @@ async def mac_presets(
 ) -> Annotated[CallToolResult, PresetsAnswer]:
     """List what can be asked for, or show one preset with its parameters: types, bounds, defaults."""
     asked_live = option("remote", remote or "") if live or remote else []
-    document = await run_command("presets", *asked_live, *(["--", name] if name else []))
-    if name is not None:
-        return answer(document, (*_PRESET, "presets"), next_call("mac_submit", preset=name))
+    document = await run_command("presets", *asked_live, *(["--", preset] if preset else []))
+    if preset is not None:
+        return answer(document, (*_PRESET, "presets"), next_call("mac_submit", preset=preset))
     details = {"description", "argv", "digest", "models", "params", "renamed"}
     document["presets"] = [
         {key: value for key, value in each.items() if key not in details} for each in document["presets"]
     ]
-    return answer(document, ("runners", "presets"), 'mac_presets(name="…") for its parameters, or mac_submit')
+    return answer(
+        document, ("runners", "presets"), 'mac_presets(preset="…") for its parameters, or mac_submit'
+    )
 
 
 @tool("Submit a job", idempotent=False)

@@ -3,6 +3,7 @@
 # usage: install_client.sh VENV [mcp] [attest]    mcp: the MCP server for agents, too; attest: attestations
 set -eu
 venv=${1:?usage: install_client.sh VENV [mcp] [attest]}
+case $venv in -*) echo 'usage: install_client.sh VENV [mcp] [attest]' >&2; exit 2 ;; esac
 shift
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 case $venv in /*) ;; *) venv=$PWD/$venv ;; esac

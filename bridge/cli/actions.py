@@ -23,7 +23,8 @@ _ACTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}@[0-9a
 _BRANCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _VARIABLES = """variables of the repository, all optional (docs/actions.md has the whole table):
   KAKEYA_TRUSTED_RUNNERS   keys of the Macs whose results count, one `NAME ssh-ed25519 …` a line
-  KAKEYA_TRANSPORT         embedded: a runner's daemon takes the request; auto (the default): on GitHub a run
+  KAKEYA_TRANSPORT         embedded: a runner's daemon takes the request; auto (the default): a run of
+                           mac-bridge.yaml, where the repository has it
   KAKEYA_REMOTE            another git remote that carries the requests
   KAKEYA_PUBLISH_RUNNER    label of the hosted machine (default: ubuntu-latest)
 secret, where the Mac takes signed requests only:

@@ -73,9 +73,11 @@ def compare_judged(own: Judged, other: Judged) -> PairedSummary:
     for name in {**first, **second}:
         left, right = first.get(name), second.get(name)
         if left != right:
+            if left is None or right is None:
+                left, right = left or "not used", right or "not used"
             raise ParameterError(
                 f"the two requests differ in {name}: {clean_line(str(left))} and {clean_line(str(right))}",
-                "compare both in one job: kakeya_mac run --against, or --against-params",
+                "compare both in one job: kakeya_mac run --against, or --against-params (as model=NAME)",
             )
     seed = f"{own.believed.result.nonce} {other.believed.result.nonce}"
     try:

@@ -316,8 +316,8 @@ Examples:
   kakeya_mac runner key
   kakeya_mac runner key --make --name studio
   kakeya_mac runner key --renew --name studio
-  kakeya_mac runner key --attestation --make
-  kakeya_mac runner key --attestation > studio.pem
+  kakeya_mac runner key --attestation --make --name studio
+  kakeya_mac runner key --attestation --name studio > studio.pem
 
 Nothing is written without --make or --renew; `serve` makes the key of results, never that of attestations.
 --renew deletes the old key; a serving runner signs with the new one from then on. Give the printed commands,

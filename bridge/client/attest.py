@@ -60,7 +60,8 @@ def attest(believed: Believed, fetched: FetchedResult, state_dir: Path) -> Attes
         raise ResultError(
             f"the result of {nonce} has no attestations",
             "its Mac's owner can make them there with the same command, and publish those of later results:"
-            " kakeya_mac runner key --attestation --make, and attestations = true in policy.toml",
+            f" kakeya_mac runner key --attestation --make --name {believed.result.runner.name}, and"
+            " attestations = true in policy.toml",
         )
     made = attestation.statements(data, believed.files)
     return _attested("made_here", signer.public_key, {path: dsse.sign(signer, made[path]) for path in made})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from bridge.evidence.paired import BLOCK, MOST_BLOCKS, PRECISE, summarise
+from bridge.evidence.paired import BLOCK, FEWEST_BLOCKS, MOST_BLOCKS, PRECISE, summarise
 from bridge.protocol.result import Reason, Verdict
 from evidence_format.paired import PairedRun, PairedSummary, SideName
 
@@ -37,7 +37,7 @@ def run_blocks(
 
     on_progress(f"progress 0/{MOST_BLOCKS} warming up")
     runs = take(("workload", "against"), warm_up=True)
-    slowest, said = 0.0, "measuring"
+    slowest, said = 0.0, f"measuring, {FEWEST_BLOCKS} at least"
     for number in range(MOST_BLOCKS):
         began = time.monotonic()
         if number and began + slowest > deadline:
@@ -60,5 +60,5 @@ def run_blocks(
 
 def _so_far(found: PairedSummary) -> str:
     if found.ratio is None or found.smallest_effect is None:
-        return "measuring"
+        return f"measuring, {FEWEST_BLOCKS} at least"
     return f"time ratio {found.ratio:.3f}, smallest effect {found.smallest_effect:.1%}"

@@ -273,7 +273,7 @@ def test_codex_reads_the_page(repo: RepoFixture):
                 assert SKILL in prompt
                 assert RULE in prompt
         assert SKILL not in call(repo, "codex debug prompt-input").out
-        assert "What this machine is" in json.dumps(call_tool(repo, "mac_presets", {"name": "probe"}))
+        assert "What this machine is" in json.dumps(call_tool(repo, "mac_presets", {"preset": "probe"}))
 
 
 def call_tool(repo: RepoFixture, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ async def list_tools(repo: RepoFixture, args: list[str], path: str) -> set[str]:
     env = {**repo.env, "PATH": path}
     command = StdioServerParameters(command="kakeya_mac", args=own, env=env, cwd=str(repo.clone))
     async with Client(command) as client:
-        assert not (await client.call_tool("mac_presets", {"name": "probe"})).is_error
+        assert not (await client.call_tool("mac_presets", {"preset": "probe"})).is_error
         return {tool.name for tool in (await client.list_tools()).tools}
 
 

@@ -74,7 +74,7 @@ def test_a_client_drives_a_request_to_its_verdict(repo: RepoFixture):
             assert wrong.is_error
             assert document(wrong)["exit_code"] == 2
             assert "'x'" in said(wrong)
-            assert said(wrong).endswith('next: mac_presets(name="hello")')
+            assert said(wrong).endswith('next: mac_presets(preset="hello")')
             alone = await client.call_tool("mac_submit", {"preset": "hello", "require_runner": True})
             assert document(alone)["exit_code"] == 9
             assert said(alone).endswith("next: mac_presets(live=true)")

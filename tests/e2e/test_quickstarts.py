@@ -45,8 +45,8 @@ PAIRED = "kakeya_mac run --preset tests -p path=tests/bench --against origin/mai
 CHECKED = "kakeya_mac run --preset tests --require-runner --wait"
 SHORTER = {
     INSTALL: f"test -x ~/.kakeya-mac/bin/kakeya_mac || {INSTALL}",
-    f"{THROUGHPUT} -p prompts=code -p limit=4 --wait": "kakeya_mac run --preset probe --wait",
-    f"{THROUGHPUT} -p model=demo -p limit=4 --wait": f"{THROUGHPUT} -p model=demo -p limit=4 --dry-run",
+    f"{THROUGHPUT} -p prompts=code -p limit=5 --wait": "kakeya_mac run --preset probe --wait",
+    f"{THROUGHPUT} -p model=demo -p limit=5 --wait": f"{THROUGHPUT} -p model=demo -p limit=5 --dry-run",
     f"{PAIRED} --wait": f"{PAIRED} --dry-run",
     "kakeya_mac run --preset probe --json": "kakeya_mac run --preset hello --json",
     "kakeya_mac run --preset probe --wait": "kakeya_mac run --preset hello --wait",
