@@ -8,6 +8,7 @@ between the lines of `terminal.fenced` in texts, and below the keys listed as ``
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import json
 import logging
@@ -601,6 +602,10 @@ class Tasks(Extension):
         self, params: CallToolRequestParams, ctx: ServerRequestContext[Any, Any], call_next: CallNext
     ) -> HandlerResult:
         """Turn the answer of ``mac_submit`` into a task, and name the next call where arguments are wrong."""
+        if unknown := set(params.arguments or {}) - _ARGUMENTS.get(params.name, set(params.arguments or {})):
+            said = f"{params.name} has no argument {' or '.join(sorted(map(ascii, unknown)))}"
+            text = f"{said}; it takes {', '.join(sorted(_ARGUMENTS[params.name]))}\nnext: the call without it"
+            return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
         result = await call_next(ctx)
         if not isinstance(result, CallToolResult):
             return result
@@ -651,6 +656,12 @@ class Tasks(Extension):
         self._require(context)
         await self._command("cancel", params.task_id)
         return {}
+
+
+# The SDK ignores an argument that a tool does not have, such as a misspelt `remote`.
+_ARGUMENTS = {
+    function.__name__: set(inspect.signature(function).parameters) - {"context"} for function, _, _ in tools
+}
 
 
 def _task(task_id: str, status: str, message: str) -> dict[str, Any]:

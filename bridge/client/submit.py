@@ -197,6 +197,12 @@ def submit_request(settings: Settings, plan: Plan, git: GitRepo) -> Submission:
         raise
     run_id = None if plan.route.dispatch is None else _start_run(git, plan, submitted, plan.route.dispatch)
     warnings = [*plan.route.warnings, *signer.warnings]
+    other = plan.manifest.against
+    if other is not None and (other.workload_sha, other.params) == (
+        plan.manifest.workload_sha,
+        plan.manifest.params,
+    ):
+        warnings.append("both sides are the same commit with the same parameters: only noise can differ")
     if not submitted.in_inbox:
         warnings.append("the remote takes branches only: a runner finds this request a little later")
     signed_with = None if signer.key is None else f"{signer.key.shown} ({signer.key.source})"

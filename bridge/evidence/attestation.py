@@ -14,6 +14,7 @@ from typing import Any
 
 from bridge.errors import ResultError
 from bridge.protocol.result import ATTESTATION_NAMES, RESULT_NAME, Result, Status, parse_result
+from evidence_format.paired import NAME as PAIRED
 from evidence_format.parse import parse
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -77,7 +78,8 @@ def _verification(result: Result, files: Mapping[str, bytes]) -> Json:
         properties.append(JOB_PASSED)
         properties += [GATE_PASSED] if reports else []
         properties += [COMMIT_MEASURED] if result.engine_source == "workload" else []
-        claims = {claim.name for path in reports for claim in parse(files[path]).claims}
+        judged = [path for path in reports if path != PAIRED]  # the record of a paired run has no claims
+        claims = {claim.name for path in judged for claim in parse(files[path]).claims}
         properties += [CLAIM + name.upper() for name in sorted(claims)]
     verifier = {"id": f"urn:kakeya-mac:gate:{result.runner.version}", "policies": _preset(result)}
     return {"verifier": verifier, "timeCreated": result.finished_at, "properties": properties}

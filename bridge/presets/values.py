@@ -164,7 +164,8 @@ def check_value(preset: str, name: str, parameter: Parameter, value: object) -> 
     """The value itself; a `ParameterError` where the parameter does not allow it."""
     if (fault := parameter.fault(value)) is not None:
         raise ParameterError(
-            f"preset {preset}: parameter {name}: {fault}", f"see: kakeya_mac presets {preset}"
+            f"preset {preset}: parameter {name}: {fault}",
+            f"see: kakeya_mac presets {preset} (--remote: as runners have it)",
         )
     return cast("ParamValue", value)
 

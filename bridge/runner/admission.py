@@ -263,6 +263,12 @@ def decide(
         other = None
         if manifest.against is not None:
             other = _check_params(preset, manifest.against.params, config)
+            if manifest.against.workload_sha != manifest.workload_sha and not preset.measures_commit:
+                raise Refusal(
+                    Reason.BAD_PARAMETER,
+                    f"preset {preset.name} reads nothing of the commit: two commits would compare nothing",
+                    "compare two sets of parameters: --against-params NAME=VALUE",
+                )
         policy.check(preset)
         policy.check_ref(manifest.result_ref)
         if changed := interpreter.objection():

@@ -75,6 +75,9 @@ def test_a_client_drives_a_request_to_its_verdict(repo: RepoFixture):
             assert document(wrong)["exit_code"] == 2
             assert "'x'" in said(wrong)
             assert said(wrong).endswith('next: mac_presets(preset="hello")')
+            misspelt = await client.call_tool("mac_submit", {"preset": "hello", "require_runer": True})
+            assert misspelt.is_error
+            assert said(misspelt).startswith("mac_submit has no argument 'require_runer'")
             alone = await client.call_tool("mac_submit", {"preset": "hello", "require_runner": True})
             assert document(alone)["exit_code"] == 9
             assert said(alone).endswith("next: mac_presets(live=true)")

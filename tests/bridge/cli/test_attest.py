@@ -16,7 +16,7 @@ import pytest
 from bridge.errors import ResultError
 from bridge.evidence.attestation import check, statements
 from bridge.protocol.result import ATTESTATION_NAMES, File, Status
-from tests.bridge.evidence import reports
+from tests.bridge.evidence import reports, test_paired
 from tests.fixtures.bus import BusFixture
 from tests.fixtures.repo import Done, RepoFixture, build_repo
 from tests.fixtures.runner import RunnerFixture
@@ -151,12 +151,24 @@ def test_only_what_passed_is_a_verified_property(attested: Attested, status: Sta
     report = reports.dump(reports.throughput())
     result = attested.runner.answer(attested.nonce).result
     sha256 = hashlib.sha256(report).hexdigest()
-    file = File(path="report.json", sha256=sha256, bytes=len(report), role="evidence")
+    pair = reports.dump(test_paired.record())  # of a paired run: it claims nothing
+    digest = hashlib.sha256(pair).hexdigest()
+    files = (
+        File(path="report.json", sha256=sha256, bytes=len(report), role="evidence"),
+        File(path="paired.json", sha256=digest, bytes=len(pair), role="evidence"),
+    )
     verdict = result.verdict.model_copy(update={"status": status})
-    changes = {"verdict": verdict, "files": (file,), "engine_source": "workload"}
-    made = statements(result.model_copy(update=changes).to_bytes(), {"report.json": report})
+    changes = {"verdict": verdict, "files": files, "engine_source": "workload"}
+    made = statements(
+        result.model_copy(update=changes).to_bytes(), {"report.json": report, "paired.json": pair}
+    )
     svr, test, _ = map(json.loads, made.values())
-    assert [each["name"] for each in svr["subject"]] == ["report.json", "result.json", "workload"]
+    assert [each["name"] for each in svr["subject"]] == [
+        "report.json",
+        "paired.json",
+        "result.json",
+        "workload",
+    ]
     claims = ["ACCEPTANCE_LENGTH", "IDENTICAL_OUTPUT", "RESIDENT_BYTES", "SPEEDUP"]
     all_of_them = ["JOB_PASSED", "GATE_PASSED", "COMMIT_MEASURED", *(f"CLAIM_{claim}" for claim in claims)]
     expected = [f"KAKEYA_MAC_{name}" for name in all_of_them] if status is Status.PASSED else []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from bridge.protocol.manifest import Against
 from bridge.protocol.result import Reason
 from bridge.runner.job import make_verdict
 from bridge.runner.paired import RunFailed, run_blocks
 from evidence_format.paired import PairedRun, SideName
+from tests.fixtures.runner import RunnerFixture
 
 BEFORE = 6  # both warm-ups and one block
 
@@ -38,3 +40,12 @@ def test_a_run_out_of_time_ends_the_sampling_and_blocks_before_it_count() -> Non
 def test_any_other_failure_ends_the_job(count: int, reason: Reason) -> None:
     with pytest.raises(RunFailed):
         end_after(count, reason)
+
+
+def test_two_commits_of_a_preset_that_reads_neither_are_refused(runner: RunnerFixture) -> None:
+    """A client that has not this preset of the owner's cannot know."""
+    other = Against(workload_sha=runner.repo.head(), params={})
+    runner.commit({"file": "text"})
+    asked = runner.ask(against=other)
+    assert runner.serve_once() == 1
+    assert runner.verdict(asked.nonce) == ("refused", "bad_parameter")
