@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.unsandboxed,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js and npm"),
 ]
 PACKAGES = {
     "Claude Code": "@anthropic-ai/claude-code@2.1.332",
@@ -45,6 +44,7 @@ RULE = "What needs Apple Silicon runs with `kakeya_mac`"  # of the section for A
 @contextmanager
 def agent(repo: RepoFixture, name: str) -> Iterator[RepoFixture]:
     """The repository with this agent and kakeya_mac on its PATH."""
+    assert shutil.which("npm"), "no npm: these agents come from there; install Node.js"
     package = PACKAGES[name]
     assert f"{name} {package.rpartition('@')[2]}" in PAGE
     with tempfile.TemporaryDirectory(prefix="kakeya-agent-") as folder:

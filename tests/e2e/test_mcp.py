@@ -294,8 +294,8 @@ def test_a_client_that_declares_tasks_gets_one(here: BusFixture):
 
 @pytest.mark.exhaustive
 @pytest.mark.unsandboxed
-@pytest.mark.skipif(shutil.which("npx") is None, reason="needs Node.js")
 def test_the_inspector_drives_a_request_to_its_verdict(repo: RepoFixture):
+    assert shutil.which("npx"), "no npx: the inspector comes from npm; install Node.js"
     write_presets(repo)
     npx = ["npx", "--yes", "@modelcontextprotocol/inspector@2.12.0", "--cli"]
     for name in ("KAKEYA_CONFIG", "KAKEYA_STATE"):  # it gives a server few variables
