@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.config import parse_block
 from engine.decode import Step
+from engine.draft_length import parse_block
 from engine.errors import ConfigurationError, PromptError
 from engine.generate import THINKING_NAMES, ChatSwitches
 from engine.registry import SEPARATOR, ModelEntry, Places, Registry, check_located, fetch, locate

@@ -1,21 +1,25 @@
 """The switches of a run, checked once, and the engine they open."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.device import fit_threads
-from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
+from engine.draft_length import (
+    AdaptiveDraftLength,
+    DraftLength,
+    FixedDraftLength,
+    check_block,
+    parse_block,
+)
 from engine.drafters.registry import WITH_LOOKUP, drafter_policy, open_drafter, split_policy
 from engine.errors import ConfigurationError
+from engine.memory import require_memory
 from engine.restoration.loading import open_restoration
 from engine.restoration.session import RestorationPlan
 from engine.session import Session
 from engine.target.attention import refuse_policy
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
-
-LARGEST_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,11 @@ class Engine:
         )
 
 
-def open_engine(options: Options) -> Engine:
-    """Check the switches and load the models: ConfigurationError or ModelError where that fails."""
+def open_engine(options: Options, context: int | None = None) -> Engine:
+    """Check the switches and load the models: ConfigurationError or ModelError where that fails.
+
+    MachineError where they, and keys and values of ``context`` tokens, would not fit in memory.
+    """
     block = parse_block(options.block)
     if options.prefill_chunk < 1:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {options.prefill_chunk}")
@@ -83,30 +90,16 @@ def open_engine(options: Options) -> Engine:
         raise ConfigurationError(f"--drafter-kv {options.drafter_kv} needs a drafter; give --drafter")
     if spec is None and block is not None and block > 1:
         raise ConfigurationError(f"--block {block} needs a drafter; give --drafter")
+    drafting = None if block == 1 else spec
+    own = {name: getattr(options, name) for name in ("kv", "dtype", "quantize")}
+    require_memory(model, context=context, drafter=drafting, **own)
     target = load_target(model, options.dtype, options.quantize)
     refuse_policy(target.target.model, policy)
     restoration = open_restoration(
         policy, target, model=options.model, projector=options.projector, drafter=spec, dtype=options.dtype
     )
     fit_threads(target.target.hidden_size)
-    drafter = None if spec is None or block == 1 else open_drafter(spec, target, options.dtype, drafters_own)
+    drafter = None if drafting is None else open_drafter(drafting, target, options.dtype, drafters_own)
     if drafter and block:
         check_block(block, drafter.drafter.block_size)
     return Engine(options, target, drafter, alone=spec is None, policy=policy, restoration=restoration)
-
-
-def check_block(block: int, nominal: int) -> None:
-    """Refuse a block of more than twice the length that a drafter was made for."""
-    if block > 2 * nominal:
-        raise ConfigurationError(
-            f"--block {block} is more than {2 * nominal}, twice what this drafter was made for"
-        )
-
-
-def parse_block(block: str) -> int | None:
-    """A ``--block`` text as a length, None for ``auto``; ConfigurationError for anything else."""
-    if block == "auto":
-        return None
-    if not re.fullmatch("[0-9]{1,9}", block) or not 1 <= int(block) <= LARGEST_BLOCK:
-        raise ConfigurationError(f"--block must be auto or a number from 1 to {LARGEST_BLOCK}, not {block!r}")
-    return int(block)

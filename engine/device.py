@@ -10,9 +10,12 @@ import ctypes
 import os
 import shutil
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
 
 from engine.errors import ConfigurationError
 
@@ -179,6 +182,20 @@ def wait_for(array: mx.array) -> None:
 def read_token(array: mx.array) -> int:
     """One integer of an array [] or [1]: waits and transfers."""
     return int(array.item())  # type: ignore[arg-type]  # typed as any scalar
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take: of the machine, its control group, and Metal's share."""
+    import mlx.core as mx
+
+    free = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # no control group, or none with a limit ("max")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, max(limit - used, 0))
+    if mx.metal.is_available():
+        free = min(free, int(mx.device_info()["max_recommended_working_set_size"]) - mx.get_active_memory())
+    return int(free)
 
 
 def read_float(array: mx.array) -> float:

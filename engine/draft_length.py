@@ -7,10 +7,14 @@ A machine's speed drifts by more than blocks differ, so only rounds right before
 blocks are compared. Costs follow these comparisons as ratings of players follow their games (Elo 1978).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
+from engine.errors import ConfigurationError
+
+LARGEST_BLOCK = 1024  # that a --block may ask for
 CANDIDATES = (4, 8, 12, 16)
 SEQUENCE_DECAY, GLOBAL_DECAY = 0.9, 0.998  # weight of the past after a round: of this sequence, of all
 PRIOR_CHANCE = 0.75  # of a draft that was never tried
@@ -198,3 +202,20 @@ class AdaptiveDraftLength(DraftLength):
 
     def _rate(self, block: int) -> float:
         return self.expected(block) / self.cost(block)
+
+
+def check_block(block: int, nominal: int) -> None:
+    """Refuse a block of more than twice the length that a drafter was made for."""
+    if block > 2 * nominal:
+        raise ConfigurationError(
+            f"--block {block} is more than {2 * nominal}, twice what this drafter was made for"
+        )
+
+
+def parse_block(block: str) -> int | None:
+    """A ``--block`` text as a length, None for ``auto``; ConfigurationError for anything else."""
+    if block == "auto":
+        return None
+    if not re.fullmatch("[0-9]{1,9}", block) or not 1 <= int(block) <= LARGEST_BLOCK:
+        raise ConfigurationError(f"--block must be auto or a number from 1 to {LARGEST_BLOCK}, not {block!r}")
+    return int(block)

@@ -44,6 +44,10 @@ class PromptError(InputError):
     """A prompt, or a file of prompts, cannot be used."""
 
 
+class MachineError(EngineError):
+    """This machine lacks something for now: the network, room on the disk, memory."""
+
+
 class GenerationError(EngineError):
     """Decoding could not go on."""
 

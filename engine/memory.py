@@ -23,15 +23,15 @@ from engine.cache.policy import NATIVE, KVPolicy, RestoredKV, parse_policy
 from engine.cache.ring import SlidingRing, WindowedKV
 from engine.cache.traced import appended, reserve, stores_of
 from engine.cache.transaction import members_of, new_caches
-from engine.config import check_block, parse_block
-from engine.draft_length import AdaptiveDraftLength
+from engine.device import free_memory
+from engine.draft_length import AdaptiveDraftLength, check_block, parse_block
 from engine.drafters.autoregressive import CHUNK, UNSEEN, Autoregressive
 from engine.drafters.base import refuse_mismatch
 from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.registry import DrafterSpec, diffusion_settings, read_spec
-from engine.errors import ConfigurationError, InputError, ModelError
+from engine.errors import ConfigurationError, InputError, MachineError, ModelError, wrap_errors
 from engine.networks.dflash import Context
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
@@ -46,6 +46,7 @@ from engine.target.folder import (
     context_length,
     read_json,
     require_folder,
+    stored_bytes,
     tensor_shapes,
     text_part,
     weight_files,
@@ -57,6 +58,7 @@ from evidence_format.policies import KINDS
 
 EVERY = "all"
 POLICIES = tuple(f"{kind}:exact" if kind == "restored" else kind for kind in KINDS)
+USUAL_CONTEXT = 4096  # tokens, where nobody says how many are wanted
 LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30
 DEEPEST = 4096  # layers that are built without weights to say so
 
@@ -476,6 +478,90 @@ def predict(
         "rows": rows,
         "refused": refused,
     }
+
+
+class MemoryFit(NamedTuple):
+    """What a run is predicted to hold, and what is free for it; bytes."""
+
+    context: int  # tokens of the prompt and of what follows it
+    weights: int
+    caches: int
+    drafter: int  # its weights
+    free: int
+
+    @property
+    def needed(self) -> int:
+        """Bytes in all."""
+        return self.weights + self.caches + self.drafter
+
+    @property
+    def fits(self) -> bool:
+        """Whether no more is needed than is free."""
+        return self.needed <= self.free
+
+
+def fit(
+    path: Path,
+    *,
+    context: int | None = None,
+    kv: str = "native",
+    drafter: str | None = None,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    free: int | None = None,
+) -> MemoryFit:
+    """Predict what a run takes; ``context`` None: `USUAL_CONTEXT`, or what the model was made for if less.
+
+    Activations, a drafter's state and what the allocator holds are left out; see `predict` for errors.
+    """
+    model = open_unloaded(path, dtype, quantize)
+    positions = max(min(context or USUAL_CONTEXT, (model.context or LARGEST_CONTEXT) - 2), 1)
+    [row] = predict(model, (kv,), (positions,))["rows"]
+    drafting = stored_bytes(read_spec(drafter).folder, dtype_of(dtype)) if drafter else 0
+    free = free_memory() if free is None else free
+    return MemoryFit(positions, model.weights, row["cache_bytes"], drafting, free)
+
+
+def require_memory(path: Path, *, quantize: str | None = None, **run: Any) -> None:
+    """Raise MachineError, with a way out, where a run of `fit` would need more than is free."""
+    try:
+        with wrap_errors(ModelError):
+            found = fit(path, quantize=quantize, **run)
+        if found.fits:
+            return
+        ways = ways_out(path, found, quantize=quantize, **run)
+    except InputError:  # loading says what is wrong with the folder or the switches
+        return
+    raise MachineError(f"{path} does not fit in memory: {verdict(found)}; {ways}")
+
+
+def verdict(found: MemoryFit) -> str:
+    """Say what is needed and what is free."""
+    parts = {"weights": found.weights, f"{found.context:,} tokens": found.caches, "drafter": found.drafter}
+    sizes = ", ".join(f"{name} {value / 2**30:.2f}" for name, value in parts.items() if value)
+    return (
+        f"it takes about {found.needed / 2**30:.2f} GiB ({sizes}), and {found.free / 2**30:.2f} GiB are free"
+    )
+
+
+def ways_out(
+    path: Path, found: MemoryFit, *, quantize: str | None = None, kv: str = "native", **run: Any
+) -> str:
+    """Name the first change that makes a run fit: packed weights, coded keys and values, fewer tokens."""
+    run = run | {"free": found.free, "context": found.context}
+    trials: list[tuple[str, dict[str, Any]]] = [(f"--quantize {bits}", {"quantize": bits}) for bits in "84"]
+    trials += [("--kv affine:4,64", {"kv": "affine:4,64"})]
+    trials += [("--quantize 4 --kv affine:4,64", {"quantize": "4", "kv": "affine:4,64"})]
+    for switch, change in trials:
+        try:
+            if fit(path, **({"quantize": quantize, "kv": kv} | run | change)).fits:
+                return f"try {switch}"
+        except InputError:  # packed already, or a code that does not fit its heads
+            continue
+    left = found.free - found.weights - found.drafter
+    if left > 0 and found.caches and (tokens := found.context * left // found.caches) > 256:
+        return f"give a prompt and --max-tokens of at most {tokens:,} tokens together, or free memory"
+    return "free memory, or take a smaller model"
 
 
 def _chosen(model: Unloaded, texts: Sequence[str]) -> tuple[list[KVPolicy], dict[str, str]]:

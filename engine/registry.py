@@ -29,7 +29,8 @@ from pydantic import (
 
 from engine.cache.policy import CODES, KVPolicy, parse_policy
 from engine.cache.transaction import members_of, new_caches
-from engine.config import Options, parse_block
+from engine.config import Options
+from engine.draft_length import parse_block
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.registry import POLICY_MARK, WITH_LOOKUP, drafter_policy, read_spec, split_policy
 from engine.errors import (
@@ -473,7 +474,7 @@ class Places:
     @classmethod
     def of_machine(cls) -> "Places":
         """Those of the running process."""
-        return cls(os.environ, Path.home())
+        return cls(os.environ, Path.home(), hub=os.environ.get("HF_ENDPOINT"))
 
     def of(self, source: Source, *, cached: bool = True) -> list[tuple[str, Path | None]]:
         """Name every place of a model that is looked for by its folder's name, with the folder found there.
@@ -536,6 +537,15 @@ def locate(entry: ModelEntry, places: Places) -> Located:
     return Located(entry, target, f"{WITH_LOOKUP}{drafter}" if entry.lookups else drafter)
 
 
+def is_here(entry: ModelEntry, places: Places) -> bool:
+    """Whether all files of an entry are on this machine."""
+    try:
+        locate(entry, places)
+    except ModelNotHere:
+        return False
+    return True
+
+
 def fetch(entry: ModelEntry, places: Places) -> Located:
     """Download what of an entry people have not put here, completing broken-off downloads; then locate it."""
     from huggingface_hub import snapshot_download
@@ -580,10 +590,7 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
 def check_located(located: Located) -> None:
     """Refuse configurations on this machine that fit neither each other, the entry, nor its channels."""
     entry, model = located.entry, _unloaded(located.target)
-    dims = opened(located.target, "config.json", partial(_head_dims, model), verb="run")
-    target = Target(model)
-    sizes = {"hidden_size": target.hidden_size, "layers": target.layer_count, "vocab_size": target.vocab_size}
-    found = TargetFacts(**sizes, head_dims=dims)
+    found = target_facts(located.target, model)
     said = dict(entry.facts.target or found)
     if differing := [f"{name} is {value}, not {said[name]}" for name, value in found if value != said[name]]:
         raise ModelError(
@@ -593,6 +600,15 @@ def check_located(located: Located) -> None:
     drafter = None if located.drafter is None else drafter_facts(located.drafter)
     _refuse_pair(found, drafter, (str(located.target), str(located.drafter)))
     _refuse_misfits(entry, found.head_dims, model)
+
+
+def target_facts(folder: Path, model: Any = None) -> TargetFacts:
+    """What the configuration of a target's folder says; ``model``: built of it without its weights."""
+    model = model or _unloaded(folder)
+    dims = opened(folder, "config.json", partial(_head_dims, model), verb="run")
+    target = Target(model)
+    sizes = {"hidden_size": target.hidden_size, "layers": target.layer_count, "vocab_size": target.vocab_size}
+    return TargetFacts(**sizes, head_dims=dims)
 
 
 def drafter_facts(spec: str) -> DrafterFacts | None:

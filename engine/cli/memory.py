@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from engine.cli.options import PATH, dtype_option, json_option, option, several
+from engine.cli.options import MODEL, dtype_option, json_option, option, several
 from engine.errors import ConfigurationError
 
 QUIET_S = 2.0  # seconds until progress is worth a line
@@ -17,7 +17,7 @@ USAGE = "give --table article, or --context N (and --model FOLDER); see kakeya_e
 
 @click.command("memory")
 @option("--table", "Print a published table from its formula.", type=click.Choice(["article"]))
-@option("--model", "Folder of the model, config.json will do [default: shipped].", type=PATH)
+@option("--model", "Name or folder, config.json will do [default: shipped].", type=MODEL)
 @several("--kv", "As for generate, or 'all' [default: native].", metavar="POLICY")
 @option("--batch", "Sequences decoded together.", 1)
 @option("--context", "Tokens of each prompt; one round follows them.", metavar="N[,N]")

@@ -16,6 +16,23 @@ PATH = click.Path(path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
+class ModelType(click.ParamType[Path]):
+    """A model by its name, or by the path of its folder."""
+
+    name = "model"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if isinstance(value, Path):
+            return value
+        prepare()
+        from engine.model_store import find
+
+        return find(value)
+
+
+MODEL = ModelType()
+
+
 def group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """A decorator that adds options, shown in this order."""
     return lambda command: reduce(lambda made, add: add(made), reversed(options), command)
@@ -40,7 +57,7 @@ def several(name: str, help_text: str, **more: Any) -> Callable[[F], F]:
 
 dtype_option = option("--dtype", "float32, float16, bfloat16 [default: float32 on CPU, on Metal as stored].")
 engine_options = group(
-    option("--model", "Folder of the target [default: shipped].", type=PATH),
+    option("--model", "Name or folder of the target [default: shipped].", type=MODEL),
     option(
         "--drafter",
         "Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
@@ -73,7 +90,7 @@ sampling_options = group(
 )
 folder_options = group(
     option("--registry", "Models to offer [default: the shipped file].", type=PATH),
-    option("--model", "Offer this folder alone, instead of a registry.", type=PATH),
+    option("--model", "Offer this model alone, instead of a registry: name or folder.", type=MODEL),
     option("--drafter", "With --model: what drafts, as generate takes it."),
     option("--quantize", "With --model: pack the weights, as generate does."),
 )

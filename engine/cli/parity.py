@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, flag, option, prepare, report_options, take_request
+from engine.cli.options import MODEL, PATH, flag, option, prepare, report_options, take_request
 from engine.cli.reports import store
 from engine.errors import EngineError
 
@@ -14,7 +14,7 @@ from engine.errors import EngineError
 @click.command("parity")
 @option("--golden", "A case: a drafter, or target and drafter, with golden.npz; or cases.", type=PATH)
 @flag("--target", "Compare verify forwards of the target with single-token forwards.")
-@option("--model", "Folder of the target [default: shipped].", type=PATH)
+@option("--model", "Name or folder of the target [default: shipped].", type=MODEL)
 @option("--prompts", "With --target: a set, or a file.", "all")
 @option("--limit", "… at most so many of each kind.", 2)
 @option("--max-tokens", "… tokens of each text.", 48)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import PATH, dtype_option, flag, option, prepare
+from engine.cli.options import MODEL, PATH, dtype_option, flag, option, prepare
 from engine.errors import ConfigurationError
 
 
@@ -21,8 +21,8 @@ def command() -> None:
 
 
 @command.command("projector")
-@option("--model", "Folder of the target [default: shipped].", type=PATH)
-@option("--drafter", "Folder of its DFlash drafter [default: the shipped target's].", type=PATH)
+@option("--model", "Name or folder of the target [default: shipped].", type=MODEL)
+@option("--drafter", "Name or folder of its DFlash drafter [default: the shipped target's].", type=MODEL)
 @option("--out", "Folder to write; it may hold a projector.", type=PATH, required=True, metavar="FOLDER")
 @option("--layers", "Layers to restore, as behind --kv …@.", "full")
 @option("--sink", "First positions, which stay.", 4)

@@ -6,7 +6,17 @@ from typing import Any
 
 import click
 
-from engine.cli.options import FILE, PATH, binding_options, flag, option, prepare, several, take_request
+from engine.cli.options import (
+    FILE,
+    MODEL,
+    PATH,
+    binding_options,
+    flag,
+    option,
+    prepare,
+    several,
+    take_request,
+)
 from engine.errors import EngineError
 
 
@@ -14,8 +24,8 @@ from engine.errors import EngineError
 @click.argument("report", type=PATH)
 @option("--sample", "Rows to draw.", 6, type=click.IntRange(1))
 @option("--seed", "Repeat a draw [default: a random one].", type=click.IntRange(0, 2**63 - 1))
-@option("--model", "Folder of the target [default: found by the report's digest].", type=PATH)
-@option("--drafter", "… of the drafter.", type=PATH)
+@option("--model", "Name or folder of the target [default: found by the report's digest].", type=MODEL)
+@option("--drafter", "… of the drafter.", type=MODEL)
 @option("--projector", "… of the projector.", type=PATH)
 @several("--among", "Look here, too, for a model of any role.", type=PATH)
 @option("--prompts", "The file of prompts that the report was made with, if not a shipped set.", type=PATH)

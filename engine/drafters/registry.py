@@ -26,7 +26,7 @@ from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.dflash_config import KINDS as DFLASH_KINDS
 from engine.networks.mdlm import CLASSES, MODEL_TYPES, build_model, mask_token
 from engine.target.attention import refuse_policy
-from engine.target.folder import card_of, read_json, require_folder, weight_files
+from engine.target.folder import card_of, named_folder, read_json, require_folder, weight_files
 from engine.target.loading import (
     LoadedDrafter,
     LoadedTarget,
@@ -88,12 +88,13 @@ def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
     kind, colon, argument = rest.partition(":")
     folder, settings = Path(argument), {}
     if kind not in KINDS:
-        if "/" not in rest and not Path(rest).exists():
+        folder = named_folder(rest)
+        if "/" not in rest and not folder.exists():
             raise ConfigurationError(
-                f"--drafter {rest!r} is neither a folder on this machine nor one of {', '.join(KINDS)}; "
-                "give a folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
+                f"--drafter {rest!r} is neither a model here nor one of {', '.join(KINDS)}; give a "
+                "name or folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
             )
-        kind, folder = kind_of(Path(rest)), Path(rest)
+        kind = kind_of(folder)
     elif kind == PromptLookup.name:
         settings = {"shortest": int(argument)} if re.fullmatch("[0-9]{1,9}", argument) else {}
         if colon and not settings:
@@ -105,6 +106,7 @@ def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
     else:
         if kind == MaskedDiffusion.name:
             folder, settings = split_spec(argument)
+        folder = named_folder(str(folder))
         if (found := kind_of(folder)) != kind:
             raise ConfigurationError(f"--drafter {rest}: the folder holds a drafter of the kind {found}")
     if policy.kind != NATIVE.kind and kind in (PromptLookup.name, MaskedDiffusion.name):

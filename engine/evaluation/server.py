@@ -11,8 +11,9 @@ from itertools import count
 from typing import Any
 
 from engine.cache.policy import NATIVE
-from engine.config import Engine, parse_block
+from engine.config import Engine
 from engine.device import Runtime
+from engine.draft_length import parse_block
 from engine.errors import ConfigurationError, EngineError, PromptError
 from engine.evaluation import measure
 from engine.evaluation.arms import plain

@@ -52,6 +52,7 @@ FAULTS = {
     ": (must|is) ": r" \1 ",
     ", got ": ", not ",
 }
+STORED_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes a value, as safetensors calls the types
 PACKED = ("weight", "scales", "biases", "global_scale")  # arrays a packed matrix is stored in
 
 Size = Annotated[int, Strict(), Field(ge=1, lt=LARGEST_SIZE)]
@@ -67,6 +68,17 @@ def validated(kind: Any, values: Any, where: str) -> Any:
     for theirs, ours in FAULTS.items():
         fault = re.sub(theirs, ours, fault)
     raise ModelError(f"{where}: {fault}")
+
+
+def models_folder() -> Path:
+    """Where models with names are."""
+    return Path.home() / "kakeya-models"
+
+
+def named_folder(text: str) -> Path:
+    """The folder that a path, or a name of the models' folder, means."""
+    named = models_folder() / text
+    return named if "/" not in text and not Path(text).exists() and named.is_dir() else Path(text)
 
 
 def require_folder(folder: Path) -> None:
@@ -108,6 +120,23 @@ def tensor_shapes(path: Path, config: Mapping[str, Any], files: list[Path]) -> d
     if found and isinstance(layers, int | float) and layers > len(found):
         raise ModelError(f"{path}: num_hidden_layers is {layers}, the weights hold {len(found)} layers")
     return shapes
+
+
+def stored_bytes(folder: Path, dtype: mx.Dtype | None) -> int:
+    """Bytes of a folder's weights, if those of half precision and above become ``dtype`` (None: as stored).
+
+    0 for a folder without weights.
+    """
+    total = 0
+    for file in weight_files(folder) if folder.is_dir() and folder != Path() else []:
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                first, end = entry["data_offsets"]
+                stored = STORED_FLOATS.get(entry["dtype"])
+                total += (end - first) * dtype.size // stored if dtype and stored else end - first
+    return total
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -34,8 +34,11 @@ def parse_quantize(text: str) -> tuple[int, int]:
     return bits, group
 
 
-def quantize_target(model: Any, text: str) -> None:
-    """Pack the weights of a model that mlx-lm has loaded, in place and not yet computed."""
+def quantize_target(model: Any, text: str) -> dict[str, Any]:
+    """Pack the weights of a model that mlx-lm has loaded, in place and not yet computed.
+
+    Returns what a config.json says of it as its ``quantization``.
+    """
     bits, group = parse_quantize(text)
     predicate = getattr(model, "quant_predicate", None) or (lambda _name, _module: True)
     chosen: dict[str, bool | dict[str, Any]] = {}
@@ -54,6 +57,8 @@ def quantize_target(model: Any, text: str) -> None:
     if not any(chosen.values()):
         raise ModelError(f"--quantize {text}: the model holds no matrix that can be packed")
     nn.quantize(model, group, bits, class_predicate=lambda name, _module: chosen.get(name, False))
+    exceptions = {name: how for name, how in chosen.items() if isinstance(how, dict)}
+    return {"group_size": group, "bits": bits, "mode": "affine", **exceptions}
 
 
 def pack_as_stored(

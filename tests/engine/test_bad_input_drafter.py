@@ -103,7 +103,7 @@ def test_drafter_weights_of_another_kind_of_number_are_refused(bench: Bench):
     [
         ("prompt-lookup+", "prompt-lookup+ lacks the drafter behind it; give prompt-lookup+FOLDER"),
         ("prompt-lookup+prompt-lookup+", "prompt-lookup+ lacks the drafter behind it"),
-        ("prompt-lookup+none", "'none' is neither a folder on this machine nor one of"),
+        ("prompt-lookup+none", "'none' is neither a model here nor one of"),
         ("prompt-lookup:٣", "the shortest match must be a number of tokens"),
         pytest.param("prompt-lookup:" + "9" * 5000, "the shortest match must be a number", id="5000 digits"),
     ],

