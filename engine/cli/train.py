@@ -57,6 +57,7 @@ def projector(
     from engine.device import fit_threads
     from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_target
     from engine.training.projector import train_projector
+    from engine.memory import require_memory
     from engine.training.projector_fit import ProjectorSwitches
 
     switches = ProjectorSwitches(**values)
@@ -64,6 +65,7 @@ def projector(
     if drafter is None and not shipped:
         raise ConfigurationError(f"--model {model} needs its DFlash drafter; give --drafter FOLDER")
     with shown_progress() as progress:
+        require_memory(model or SHIPPED_TARGET, dtype=dtype)
         target = load_target(model or SHIPPED_TARGET, dtype)
         fit_threads(target.target.hidden_size)
         drafter = drafter or SHIPPED_DRAFTER

@@ -18,6 +18,7 @@ from engine.errors import ConfigurationError, ModelError
 from engine.external_engines.engine import ExternalEngine
 from engine.external_engines.loops import open_external_engine
 from engine.grammar import Vocabulary
+from engine.memory import require_memory
 from engine.registry import Located, ModelEntry
 from engine.server.schema import invalid, unsupported
 from engine.server.sequence import DecodeRequest, check_external_request
@@ -122,7 +123,9 @@ class LoadedModel:
     def load(cls, located: Located) -> "LoadedModel":
         """Load the target and its default drafter; raise InputError."""
         entry = located.entry
-        target = load_target(located.target, entry.dtype, entry.quantize)
+        how = {"dtype": entry.dtype, "quantize": entry.quantize}
+        require_memory(located.target, context=entry.context, drafter=located.drafter, **how)
+        target = load_target(located.target, **how)
         fit_threads(target.target.hidden_size)
         if entry.engine is not None:
             return cls(located, target, open_external_engine(entry.engine, target, *located.external))
