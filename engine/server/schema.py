@@ -76,6 +76,7 @@ def refusal_of(error: errors.EngineError, param: str | None = None) -> Refusal:
         return error
     for kind, status, wrong, code in (
         (ShuttingDownError, 503, None, "shutting_down"),
+        (errors.MachineError, 503, None, "insufficient_memory"),
         (errors.UnknownModel, 404, "model", "model_not_found"),
         (errors.ModelError, 500, None, "model_unusable"),
         (errors.PromptError, 400, param or "messages", "invalid_prompt"),
