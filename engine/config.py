@@ -54,7 +54,8 @@ class Engine:
             return FixedDraftLength(1)
         if self.options.block != "auto":
             return FixedDraftLength(int(self.options.block))
-        return AdaptiveDraftLength(self.drafter.drafter.block_size, nominal=repeatable)
+        drafter = self.drafter.drafter
+        return AdaptiveDraftLength(drafter.block_size, forwards=drafter.draft_forwards, nominal=repeatable)
 
     def open_session(self, headroom: int) -> Session:
         """A new session for blocks up to ``headroom`` tokens."""

@@ -153,7 +153,7 @@ class Seams:
     def choose(self, remaining: int) -> int:
         return min(self._random.choice((1, 1, 1, 2, 6)), remaining)
 
-    def record(self, block: int, accepted: int, seconds: float) -> None:
+    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
         assert 0 <= accepted < block
         assert seconds > 0
 

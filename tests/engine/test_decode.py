@@ -125,7 +125,7 @@ class Alternating:
     def choose(self, remaining: int) -> int:
         return min(self._random.choice((1, 1, 2, 5)), remaining)
 
-    def record(self, block: int, accepted: int, seconds: float) -> None:
+    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
         assert seconds > 0
         assert 0 <= accepted < block
 
