@@ -207,7 +207,7 @@ class _Batch:
         started = perf_counter()
         self._drafts = self.draft_length.drafts(asks, self.draft_length.largest)
         self._block = 1 + max(map(len, self._drafts))
-        self._silent = self._block == 1 and self._wanted() > 1
+        self._silent = self._block == 1 and self.draft_length.asked > 1
         launch([draft.tokens for draft in self._drafts])
         self._launch_s = perf_counter() - started
 
@@ -217,10 +217,6 @@ class _Batch:
             for each in self.sequences
             if each.drafter is not None and each.finish is None
         ]
-
-    def _wanted(self) -> int:
-        """The block the draft length would choose now."""
-        return self.draft_length.choose(max(each.remaining for each in self.sequences if each.finish is None))
 
     def _verify(self) -> tuple[Emitted, ...]:
         """One round: verify the drafts that `_plan` has launched, and let each sequence keep its own."""
@@ -288,7 +284,7 @@ class _Batch:
             self.draft_length.record(1, 0, record.verify_s)
             if self._silent:
                 drafts = self.draft_length.drafts(self._asks(), self.draft_length.largest)
-                self._silent = self._wanted() > 1 and not any(map(len, drafts))
+                self._silent = self.draft_length.asked > 1 and not any(map(len, drafts))
             self._has_lookup = self.draft_length.has_lookup(self._asks())
             yield emitted
             started = perf_counter()

@@ -191,7 +191,7 @@ class _Loop:
         most = self.session.headroom - self.session.transaction.uncached
         (self.draft,) = self.draft_length.drafts(self._ask(self.bonus), most)
         self.block = 1 + len(self.draft)
-        self.silent = self.block == 1 and self.draft_length.choose(self.remaining) > 1
+        self.silent = self.block == 1 and self.draft_length.asked > 1
         if self.block > 1 and not self.diagnosis.single_graph:
             launch(self.draft.tokens)
         self.launch_s = perf_counter() - started

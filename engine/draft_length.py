@@ -2,8 +2,8 @@
 
 A round with block B costs c(B) = V(B) + D(B), verifying and drafting, and is expected to emit
 E(B) = 1 + Σ_{i<B} Π_{j≤i} p_j tokens, where p_j is the chance that draft j is confirmed when all before it
-were (Leviathan et al. 2023, with a p for each position). The controller takes the B with the largest E(B) / c(B);
-B = 1 is a plain step with E = 1. Look-ups bring their own chances and cost V(B) alone.
+were (Leviathan et al. 2023, with a p for each position). The controller takes the B with the largest
+E(B) / c(B); B = 1 is a plain step with E = 1. Look-ups bring their own chances and cost V(B) alone.
 
 A machine's speed drifts by more than blocks differ, so only rounds right before and right after a change of
 blocks are compared. Costs follow these comparisons as ratings of players follow their games (Elo 1978).
@@ -61,6 +61,7 @@ class DraftLength:
 
     def __init__(self, largest: int) -> None:
         self.largest = largest  # the longest block it ever asks for
+        self.asked = 1  # the block that was last asked of drafters
 
     def start(self) -> None:
         """Begin a sequence."""
@@ -71,8 +72,8 @@ class DraftLength:
 
     def drafts(self, asks: Sequence[Ask], most: int) -> list[Draft]:
         """The drafts of the next round, one for each sequence, in blocks of up to ``most`` tokens."""
-        block = min(self.choose(max(ask.remaining for ask in asks)), most)
-        return [_proposed(ask, block) for ask in asks]
+        self.asked = min(self.choose(max(ask.remaining for ask in asks)), most)
+        return [_proposed(ask, self.asked) for ask in asks]
 
     def has_lookup(self, asks: Sequence[Ask]) -> bool:  # noqa: ARG002 - others look
         """Whether a look-up pays that `choose` does not know of."""
@@ -144,7 +145,6 @@ class AdaptiveDraftLength(DraftLength):
         self._plain_run = 0  # plain steps since the last block
         self._probing = False
         self._backlog = 0  # tokens that the drafter would read first
-        self._asked = 0  # the length chosen last
 
     def choose(self, remaining: int) -> int:
         """The best length, one to be measured, or now and then a short one to see whether blocks pay."""
@@ -159,8 +159,8 @@ class AdaptiveDraftLength(DraftLength):
             block = best if self._nominal or self._backlog > CAUGHT_UP else overdue
         elif self._probe_due(remaining):
             self._probing, block = True, self.blocks[0]
-        self._asked = min(block, remaining)
-        return self._asked
+        self.asked = min(block, remaining)
+        return self.asked
 
     def drafts(self, asks: Sequence[Ask], most: int) -> list[Draft]:
         """Look-ups where they promise more than the network and plain steps; else what `choose` says."""
@@ -168,10 +168,10 @@ class AdaptiveDraftLength(DraftLength):
         self.note_backlog(asks)
         if self.choose(remaining) > 1:
             self.try_forward(asks[0].drafter)
-        block = min(self.choose(remaining), most)
+        self.asked = block = min(self.choose(remaining), most)
         found = self._looked_up(asks, most)
         if (cut := self._cut(found, block, len(asks))) > 1:
-            self._asked, self._probing = cut, False
+            self.asked, self._probing = cut, False
             return [draft.first(cut - 1) for draft in found]
         return [_proposed(ask, block) for ask in asks]
 
@@ -283,7 +283,7 @@ class AdaptiveDraftLength(DraftLength):
             if self._unprobed is not None and self._measured(1):
                 self._unprobed += self.cost(1)
             return
-        tried = max(block, self._asked)
+        tried = max(block, self.asked)
         for size, length in self._lengths.items():
             length.age = 0 if size == tried else length.age + 1
         self._measure(block, seconds - draft_s)

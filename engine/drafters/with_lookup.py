@@ -90,7 +90,7 @@ class WithLookup:
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         looked_up = self.look_up(bonus, count)
-        if len(looked_up) and looked_up.expected[-1] > FREE * self._other_score.tokens:
+        if len(looked_up) and looked_up.expected[-1] > FREE * min(self._other_score.tokens, 1 + count):
             self._other_score.fade(FADE)
             return looked_up
         draft = self._other.propose(bonus, count, sampler)

@@ -139,16 +139,12 @@ class Silent:
         return Draft(mx.array([7] * count, mx.int32))
 
 
-class Seams:
+class Seams(DraftLength):
     """A draft length that goes back and forth between plain steps and blocks."""
 
-    largest = 6
-
     def __init__(self) -> None:
+        super().__init__(6)
         self._random = tiny.seeded(2)
-
-    def start(self) -> None:
-        pass
 
     def choose(self, remaining: int) -> int:
         return min(self._random.choice((1, 1, 1, 2, 6)), remaining)

@@ -111,16 +111,12 @@ def test_the_adaptive_pace_changes_nothing_in_the_tokens(gemma):
         assert tokens_of(run(gemma, drafter, prompt, 120, AdaptiveDraftLength(8))) == truth
 
 
-class Alternating:
+class Alternating(DraftLength):
     """Changes the length all the time, to cross every seam between plain steps and blocks."""
 
-    largest = 5
-
     def __init__(self, seed: int) -> None:
+        super().__init__(5)
         self._random = tiny.seeded(seed)
-
-    def start(self) -> None:
-        pass
 
     def choose(self, remaining: int) -> int:
         return min(self._random.choice((1, 1, 2, 5)), remaining)
