@@ -7,13 +7,13 @@ from pathlib import Path
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
-from engine.drafters.registry import WITH_LOOKUP, drafter_policy, open_drafter, split_policy
+from engine.drafters.registry import drafter_policy, open_drafter, split_policy
 from engine.errors import ConfigurationError
 from engine.restoration.loading import open_restoration
 from engine.restoration.session import RestorationPlan
 from engine.session import Session
 from engine.target.attention import refuse_policy
-from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
+from engine.target.loading import SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
 
 LARGEST_BLOCK = 1024
 
@@ -23,8 +23,7 @@ class Options:
     """What the command line can set about the engine itself."""
 
     model: Path | None = None  # folder of the target; None: the shipped one
-    # what `engine.drafters.registry` opens, or ``none``; None: the shipped one with look-ups, on the shipped
-    # target
+    # what `engine.drafters.registry` opens, or ``none``; None: see `engine.registry.default_drafter`
     drafter: str | None = None
     block: str = "auto"  # or a length of at least 1, the bonus token included
     prefill_chunk: int = 2048  # prompt positions per forward
@@ -71,14 +70,15 @@ class Engine:
 
 def open_engine(options: Options) -> Engine:
     """Check the switches and load the models: ConfigurationError or ModelError where that fails."""
+    from engine.registry import default_drafter  # which needs `Options`
+
     block = parse_block(options.block)
     if options.prefill_chunk < 1:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {options.prefill_chunk}")
     policy, drafters_own = parse_policy(options.kv), drafter_policy(options.drafter_kv)
     model = options.model or SHIPPED_TARGET
-    spec = None if options.drafter == "none" else options.drafter
-    if options.drafter is None and model.resolve() == SHIPPED_TARGET.resolve():
-        spec = f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"
+    spec = options.drafter or default_drafter(model)
+    spec = None if spec == "none" else spec
     split_policy(spec or "", drafters_own)  # before the target is loaded, and for --block 1, too
     if spec is None and drafters_own != NATIVE:
         raise ConfigurationError(f"--drafter-kv {options.drafter_kv} needs a drafter; give --drafter")

@@ -366,12 +366,14 @@ class Registry:
     ) -> "Registry":
         """A registry of one model, for a folder given on the command line; ``settings`` of its `ModelEntry`.
 
-        ``drafter`` as ``--drafter`` has it; None: the shipped one for the shipped target, none for others.
+        ``drafter`` as ``--drafter`` has it; None: what `default_drafter` says.
         """
-        source = None if drafter in (None, "none") else Source(path=drafter)
+        model = _unloaded(target)
         if drafter is None and target.resolve() == SHIPPED_TARGET.resolve():
             source = Source(shipped=True)
-        model = _unloaded(target)
+        else:
+            spec = default_drafter(target) if drafter is None else drafter
+            source = None if spec == "none" else Source(path=spec)
         usable = {}
         for name, each in CHANNELS.items():
             with suppress(ConfigurationError, ModelError):
@@ -548,6 +550,24 @@ def fetch(entry: ModelEntry, places: Places) -> Located:
         with wrap_errors(lambda why: ModelError(f"{hub} cannot be downloaded: {why}")):  # noqa: B023
             snapshot_download(hub, revision=revision, allow_patterns=FETCHED, **where)
     return locate(entry, places)
+
+
+def default_drafter(folder: Path, places: Places | None = None) -> str:
+    """What drafts for the target in a folder where nothing is said, as ``--drafter`` has it.
+
+    The drafter that the shipped registry pairs with this folder, where it is on this machine, with look-ups;
+    else look-ups alone, which need no model.
+    """
+    # A drafter in the target's own folder (native MTP heads) comes first, here.
+    if folder.resolve() == SHIPPED_TARGET.resolve():
+        return f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"
+    places = places or Places.of_machine()
+    for entry in Registry.load().entries:
+        with suppress(ModelNotHere, ConfigurationError):
+            located = locate(entry, places)
+            if located.drafter is not None and located.target == folder.resolve():
+                return located.drafter
+    return PromptLookup.name
 
 
 def _first(places: Sequence[tuple[str, Path | None]]) -> Path | None:
