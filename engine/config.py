@@ -77,8 +77,8 @@ def open_engine(options: Options) -> Engine:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {options.prefill_chunk}")
     policy, drafters_own = parse_policy(options.kv), drafter_policy(options.drafter_kv)
     model = options.model or SHIPPED_TARGET
-    spec = options.drafter or default_drafter(model)
-    spec = None if spec == "none" else spec
+    text = options.drafter or default_drafter(model)
+    spec = None if text == "none" else text
     split_policy(spec or "", drafters_own)  # before the target is loaded, and for --block 1, too
     if spec is None and drafters_own != NATIVE:
         raise ConfigurationError(f"--drafter-kv {options.drafter_kv} needs a drafter; give --drafter")

@@ -25,6 +25,7 @@ from engine.sampling import Sampler
 CANDIDATES = (2, 3, 4, 6, 8, 12, 16)
 GROWTH = 2  # no block is tried that is so many times longer than any that was measured
 SEQUENCE_DECAY, GLOBAL_DECAY = 0.9, 0.998  # weight of the past after a round: of this sequence, of all
+FADE = 0.97  # of this sequence's past after a plain step: it may have become as others are
 PRIOR_CHANCE = 0.75  # of a draft that was never tried
 PRIOR_STRENGTH = 1.0  # trials' worth of belief that a draft fares like the one before it
 GLOBAL_PRIOR_STRENGTH = 4.0  # trials' worth of belief that a sequence fares like those before it
@@ -235,7 +236,7 @@ class AdaptiveDraftLength(DraftLength):
         may_pay = any(self.may_pay(block, remaining) for block in self.blocks)
         if self._unprobed is None:
             return may_pay
-        at_start = 2 if not self._sequence[0][1] else 1  # a new sequence may differ from those before
+        at_start = 1 if self._sequence[0][1] else 2  # a new sequence may differ from those before
         share = at_start * (PROBE_SHARE if may_pay else RECHECK_SHARE)
         price = self.cost(self.blocks[0]) + self._reading()  # as if nothing came of it
         return self._unprobed * share >= price * self._patience
@@ -280,6 +281,8 @@ class AdaptiveDraftLength(DraftLength):
                 self._measure(1, seconds)
                 self._lengths[1].age = 0
             self._plain_run += 1
+            self._sequence = [(FADE * hits, FADE * trials) for hits, trials in self._sequence]
+            self._expected.clear()
             if self._unprobed is not None and self._measured(1):
                 self._unprobed += self.cost(1)
             return

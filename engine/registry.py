@@ -369,11 +369,10 @@ class Registry:
         ``drafter`` as ``--drafter`` has it; None: what `default_drafter` says.
         """
         model = _unloaded(target)
+        spec = default_drafter(target) if drafter is None else drafter
+        source = None if spec == "none" else Source(path=spec)
         if drafter is None and target.resolve() == SHIPPED_TARGET.resolve():
             source = Source(shipped=True)
-        else:
-            spec = default_drafter(target) if drafter is None else drafter
-            source = None if spec == "none" else Source(path=spec)
         usable = {}
         for name, each in CHANNELS.items():
             with suppress(ConfigurationError, ModelError):
