@@ -3,11 +3,11 @@
     python benchmarks/draft_length.py [--seeds N]
 
 On Metal a verify forward of 1, 2, 3, 4, 6 and 8 rows was published to cost 1, 1.03, 1.22, 1.47, 2.07 and 2.69
-plain steps; between them the costs are linear, and so beyond 8. Drafting costs nothing (look-ups, as far as
-verifying goes), a quarter of a plain step a block (a block drafter), or so much a draft (a small model). Drafts
-are confirmed with a fixed chance p, so a round of B tokens emits E(B) = 1 + p + … + p^(B-1), and the best length
-is known: the largest E(B) / c(B). The table shows it beside the length that was used most in the second half,
-and the speed reached, the first sequences included, as a share of the best and of plain decoding.
+plain steps; between them the costs are linear, and so beyond 8. Drafting costs nothing, a quarter of a plain
+step a block (a block drafter), or so much a draft (a small model). Drafts are confirmed with a fixed chance p,
+so a round of B tokens emits E(B) = 1 + p + … + p^(B-1), and the best length is known: the largest E(B) / c(B).
+The table shows it beside the length that was used most in the second half, and the speed reached, the first
+sequences included, as a share of the best and of plain decoding.
 
 The last line is one JSON line. The figures do not depend on the machine.
 """
@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -72,9 +73,7 @@ class Row:
 def verify_cost(rows: int) -> float:
     """Plain steps of a forward over so many rows."""
     known = sorted(METAL)
-    low, high = next(
-        (pair for pair in zip(known, known[1:], strict=False) if rows <= pair[1]), (known[-2], known[-1])
-    )
+    low, high = next((pair for pair in pairwise(known) if rows <= pair[1]), (known[-2], known[-1]))
     return METAL[low] + (METAL[high] - METAL[low]) * (rows - low) / (high - low)
 
 
@@ -83,12 +82,12 @@ def tokens_of(block: int, chance: float) -> float:
     return sum(chance**place for place in range(block))
 
 
-def replay(drafting: Drafting, chance: float, seed: int = 1) -> Row:
+def replay(drafting: Drafting, chance: float, seed: int = 1, sequences: int = SEQUENCES) -> Row:
     """Decode sequences one after the other, with simulated drafts, and compare with the best length."""
     draft_length = AdaptiveDraftLength(8, forwards=drafting.forwards)
     drafts, noise = Random(seed), Random(seed + 1)  # noqa: S311 - a simulation
     seconds, blocks = 0.0, []
-    for _ in range(SEQUENCES):
+    for _ in range(sequences):
         draft_length.start()
         done = 0
         while done < TOKENS:
@@ -107,15 +106,13 @@ def replay(drafting: Drafting, chance: float, seed: int = 1) -> Row:
 
     best = max((1, *draft_length.blocks), key=rate)
     used = Counter(blocks[len(blocks) // 2 :]).most_common(1)[0][0]
-    speed = SEQUENCES * TOKENS / seconds
+    speed = sequences * TOKENS / seconds
     return Row(drafting.name, chance, best, used, rate(used) / rate(best), speed / rate(best), speed)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--seeds", type=int, default=3, help="replays of each case; the table shows the first"
-    )
+    parser.add_argument("--seeds", type=int, default=3, help="replays of each; the table shows the first")
     seeds = parser.parse_args().seeds
     rows = [[replay(d, chance, seed) for seed in range(1, seeds + 1)] for d in DRAFTING for chance in CHANCES]
     print(f"{'drafting':34} {'p':>4} {'best':>4} {'used':>4} {'its rate':>8} {'of best':>8} {'of plain':>8}")
@@ -131,9 +128,7 @@ def main() -> None:
         "least_of_plain": round(min(row.of_plain for row in every), 4),
         "least_of_best": round(min(row.of_best for row in every), 4),
         "least_rate_of_used": round(min(row.of_used for row in every), 4),
-        "rows": [
-            {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(r).items()} for r, *_ in rows
-        ],
+        "rows": [asdict(row) for row, *_ in rows],
     }
     print(json.dumps(document))
 

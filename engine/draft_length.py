@@ -38,6 +38,7 @@ TRIALS, PLAIN_TRIALS = 2, 3  # comparisons before a block's cost is believed; pl
 REMEASURE_AFTER, REMEASURE_SLOW_AFTER = 96, 768  # block rounds until a length is tried again, or a slow one
 SLOW, WELL_COMPARED = 1.4, 32  # times slower than the best; with fewer comparisons it is tried sooner
 SWITCH_MARGIN = 1.06  # another block than the drafter's own must promise this much more
+LEAVING = 0.5  # plain steps that a look-up between plain steps costs besides, measured on two CPU cores
 PROBE_SHARE, RECHECK_SHARE = 0.02, 0.002  # of the time, for blocks that may pay, and for those that cannot
 LONGEST_WAIT = 16  # times the wait that the share asks for, after probes that changed nothing
 FORWARD_TRIALS = 2  # forwards of one token that tell what drafting costs at least
@@ -193,8 +194,12 @@ class AdaptiveDraftLength(DraftLength):
             return 1
         reached = [[1.0, *draft.expected] for draft in found]
 
+        # The plain steps before and after a block are not pipelined.
+        leaving = LEAVING * self._verify_cost(1) if self._plain_run else 0.0
+
         def rate(block: int) -> float:
-            return sum(tokens[min(block, len(tokens)) - 1] for tokens in reached) / self._verify_cost(block)
+            tokens = sum(tokens[min(block, len(tokens)) - 1] for tokens in reached)
+            return tokens / (self._verify_cost(block) + leaving)
 
         longest = min(max(map(len, reached)), self._longest())
         fitting = [b for b in self.blocks if b <= longest]

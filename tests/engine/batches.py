@@ -58,7 +58,7 @@ def plain(family: str, length: int) -> list[int]:
     return tiny.plain_tokens(target_of(family).model, prompt_of(length), COUNT)
 
 
-class Scripted:
+class Scripted(NetworkDrafter):
     """Knows the texts of all sequences, gets a share of their tokens wrong, and checks what it is told.
 
     It learns from the tokens observed which of the texts it is in. Some proposals are shorter than asked.
