@@ -24,9 +24,9 @@ from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.stats import KVUse, kept_positions, kv_use
 from engine.cache.transaction import new_caches, resident
 from engine.decode import CLEAR_EVERY, Round, Step, check_request, default_draft_length
-from engine.device import launch, read_token, read_tokens
-from engine.draft_length import DraftLength
-from engine.drafters.base import NOTHING, Draft, Drafter
+from engine.device import launch, read_token, read_tokens, wait_for
+from engine.draft_length import Ask, DraftLength
+from engine.drafters.base import Draft, Drafter
 from engine.errors import ConfigurationError
 from engine.restoration.session import RestorationPlan
 from engine.sampling import Sampler
@@ -144,12 +144,6 @@ class _Sequence:
         session.commit(prompt[-1:], rows if rows is None else rows[:, -1:])
         return self.emit((token,), None)
 
-    def propose(self, block: int) -> Draft:
-        count = min(block, self.remaining) - 1
-        if self.drafter is None or count < 1:
-            return NOTHING
-        return self.drafter.propose(self.bonus, count, self.request.sampler)
-
     def pack(self, draft: Draft, logits: mx.array) -> mx.array:
         sampler = self.request.sampler
         return pack_sampled(draft, logits, sampler) if sampler else pack_greedy(draft.tokens, logits)
@@ -194,6 +188,7 @@ class _Batch:
         self._drafts: list[Draft] = []  # of every sequence, launched
         self._launch_s = 0.0
         self._silent = False  # the drafters were asked and none had anything to propose
+        self._has_lookup = False  # a look-up paid after the last plain step, so one may after the next
         self._rounds = 0
 
     def run(self) -> Iterator[tuple[Emitted, ...]]:
@@ -206,17 +201,22 @@ class _Batch:
                     yield from self._plain_steps()
 
     def _plan(self) -> None:
-        self._block, self._silent = 1, False
-        if not self.sequences:
+        self._block, self._silent, self._has_lookup = 1, False, False
+        if not (asks := self._asks()):
             return
-        block = self.draft_length.choose(max(each.remaining for each in self.sequences))
-        if block > 1:
-            started = perf_counter()
-            self._drafts = [each.propose(block) for each in self.sequences]
-            self._block = 1 + max(map(len, self._drafts))
-            self._silent = self._block == 1
-            launch([draft.tokens for draft in self._drafts])
-            self._launch_s = perf_counter() - started
+        started = perf_counter()
+        self._drafts = self.draft_length.drafts(asks, self.draft_length.largest)
+        self._block = 1 + max(map(len, self._drafts))
+        self._silent = self._block == 1 and self.draft_length.asked > 1
+        launch([draft.tokens for draft in self._drafts])
+        self._launch_s = perf_counter() - started
+
+    def _asks(self) -> list[Ask]:
+        return [
+            Ask(each.drafter, each.bonus, each.remaining, each.request.sampler)
+            for each in self.sequences
+            if each.drafter is not None and each.finish is None
+        ]
 
     def _verify(self) -> tuple[Emitted, ...]:
         """One round: verify the drafts that `_plan` has launched, and let each sequence keep its own."""
@@ -228,6 +228,12 @@ class _Batch:
         parts = [each.pack(draft, logits[row, : 1 + len(draft)]) for row, (each, draft) in enumerate(pairs)]
         packed = mx.concatenate(parts)
         launch(packed, rows)  # a second graph: one giant graph chokes some devices
+        draft_s = self._launch_s
+        if self.draft_length.times_drafts:
+            waiting = perf_counter()
+            for draft in drafts:
+                wait_for(draft.tokens)
+            draft_s += perf_counter() - waiting
         values = iter(read_tokens(packed))
         verdicts = [
             unpack([next(values) for _ in range(2 + len(draft))], each.request.stops) for each, draft in pairs
@@ -237,11 +243,13 @@ class _Batch:
         steps = []
         for row, ((each, draft), verdict) in enumerate(zip(pairs, verdicts, strict=True)):
             each.observe((each.bonus, *verdict.tokens[:-1]), rows if rows is None else rows[row : row + 1])
-            record = Round(1 + len(draft), verdict.accepted, self._launch_s, seconds - self._launch_s)
+            record = Round(1 + len(draft), verdict.accepted, draft_s, seconds - draft_s)
             steps.append(each.emit(verdict.tokens, record, verdict.stopped))
         # learn from one of the longest drafts, each sequence in its turn
-        whole = [verdict for draft, verdict in zip(drafts, verdicts, strict=True) if len(draft) == block - 1]
-        self.draft_length.record(block, whole[self._rounds % len(whole)].accepted, seconds)
+        whole = [pair for pair in zip(drafts, verdicts, strict=True) if len(pair[0]) == block - 1]
+        draft, verdict = whole[self._rounds % len(whole)]
+        looked_up = draft.chances is not None
+        self.draft_length.record(block, verdict.accepted, seconds, draft_s, looked_up=looked_up)
         emitted = self._emitted(steps)
         self._drop_ended()
         self._plan()
@@ -259,7 +267,8 @@ class _Batch:
                 each.observe((each.bonus,), rows if rows is None else rows[row : row + 1])
             most = max(each.remaining for each in self.sequences) - 1
             ahead = None
-            if most and (self._silent or self.draft_length.choose(most) == 1):
+            plain = self._silent or self.draft_length.choose(most) == 1
+            if most and plain and not self._has_lookup:
                 ahead = self._launch(tokens[:, None])
             values = read_tokens(tokens)
             record = Round(1, 0, 0.0, perf_counter() - started)
@@ -274,8 +283,9 @@ class _Batch:
                 return
             self.draft_length.record(1, 0, record.verify_s)
             if self._silent:
-                block = self.draft_length.choose(max(each.remaining for each in going))
-                self._silent = block > 1 and not any(len(each.propose(block)) for each in going)
+                drafts = self.draft_length.drafts(self._asks(), self.draft_length.largest)
+                self._silent = self.draft_length.asked > 1 and not any(map(len, drafts))
+            self._has_lookup = self.draft_length.has_lookup(self._asks())
             yield emitted
             started = perf_counter()
             tokens, rows = ahead

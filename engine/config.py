@@ -12,14 +12,15 @@ from engine.draft_length import (
     check_block,
     parse_block,
 )
-from engine.drafters.registry import WITH_LOOKUP, drafter_policy, open_drafter, split_policy
+from engine.drafters.registry import drafter_policy, open_drafter, split_policy
 from engine.errors import ConfigurationError
 from engine.memory import require_memory
+from engine.registry import Channel, Located, default_drafter
 from engine.restoration.loading import open_restoration
 from engine.restoration.session import RestorationPlan
 from engine.session import Session
 from engine.target.attention import refuse_policy
-from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
+from engine.target.loading import SHIPPED_TARGET, LoadedDrafter, LoadedTarget, load_target
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ class Options:
     """What the command line can set about the engine itself."""
 
     model: Path | None = None  # folder of the target; None: the shipped one
-    # what `engine.drafters.registry` opens, or ``none``; None: the shipped one with look-ups, on the shipped
-    # target
+    # what `engine.drafters.registry` opens, or ``none``; None: see `engine.registry.default_drafter`
     drafter: str | None = None
     block: str = "auto"  # or a length of at least 1, the bonus token included
     prefill_chunk: int = 2048  # prompt positions per forward
@@ -39,6 +39,13 @@ class Options:
     drafter_kv: str = "native"  # of the drafter's own keys and values; see `engine.drafters.registry`
     quantize: str | None = None  # pack the target's weights, see `engine.target.quantize`
     projector: Path | None = None  # folder, for ``restored:learned``; None: the shipped one
+
+    @classmethod
+    def of(cls, located: Located, channel: Channel) -> "Options":
+        """The switches of an engine of its own for a model of a registry and a channel of it."""
+        entry, drafter = located.entry, located.drafter or "none"
+        own = {name: getattr(entry, name) for name in ("block", "dtype", "quantize")}
+        return cls(model=located.target, drafter=drafter, kv=channel.policy.spec, **own)
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ class Engine:
             return FixedDraftLength(1)
         if self.options.block != "auto":
             return FixedDraftLength(int(self.options.block))
-        return AdaptiveDraftLength(self.drafter.drafter.block_size, nominal=repeatable)
+        drafter = self.drafter.drafter
+        return AdaptiveDraftLength(drafter.block_size, forwards=drafter.draft_forwards, nominal=repeatable)
 
     def open_session(self, headroom: int) -> Session:
         """A new session for blocks up to ``headroom`` tokens."""
@@ -82,9 +90,8 @@ def open_engine(options: Options, context: int | None = None) -> Engine:
         raise ConfigurationError(f"--prefill-chunk must be at least 1, not {options.prefill_chunk}")
     policy, drafters_own = parse_policy(options.kv), drafter_policy(options.drafter_kv)
     model = options.model or SHIPPED_TARGET
-    spec = None if options.drafter == "none" else options.drafter
-    if options.drafter is None and model.resolve() == SHIPPED_TARGET.resolve():
-        spec = f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"
+    text = options.drafter or default_drafter(model)
+    spec = None if text == "none" else text
     split_policy(spec or "", drafters_own)  # before the target is loaded, and for --block 1, too
     if spec is None and drafters_own != NATIVE:
         raise ConfigurationError(f"--drafter-kv {options.drafter_kv} needs a drafter; give --drafter")

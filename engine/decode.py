@@ -20,7 +20,7 @@ import mlx.core as mx
 from engine.acceptance import Processor, TokenSelector, unpack
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.device import launch, read_tokens, wait_for
-from engine.draft_length import DraftLength, FixedDraftLength
+from engine.draft_length import Ask, DraftLength, FixedDraftLength
 from engine.drafters.base import NOTHING, Draft, Drafter
 from engine.errors import ConfigurationError, PromptError
 from engine.logprobs import Logprobs, TokenLogprob
@@ -39,7 +39,8 @@ class Round:
 
     block: int  # tokens in the forward, the bonus included; 1 is a plain step
     accepted: int  # drafts confirmed, 0 … block - 1
-    draft_s: float  # until the drafts were launched; with `stage_times` until they were computed
+    # until the drafts were launched; with `stage_times`, and where the draft length asks, until computed
+    draft_s: float
     verify_s: float  # the rest
 
 
@@ -155,6 +156,7 @@ class _Loop:
     draft: Draft = NOTHING  # its drafts [block - 1], launched
     launch_s: float = 0.0
     silent: bool = False  # the drafter was asked and had nothing to propose
+    has_lookup: bool = False  # a look-up paid after the last plain step, so one may after the next
     bonus: int = -1
     rounds: int = 0
 
@@ -182,20 +184,21 @@ class _Loop:
         return self._emit((token,), None, self.stops.find((token,)) is not None, numbers, plan=False)
 
     def plan(self) -> None:
-        self.block = 1
-        drafter = self.session.drafter
-        if self.finish or drafter is None:
+        self.block, self.has_lookup = 1, False
+        if self.finish or self.session.drafter is None:
             return
-        block = self.draft_length.choose(self.remaining)
-        block = min(block, self.session.headroom - self.session.transaction.uncached)
-        if block > 1:
-            started = perf_counter()
-            self.draft = drafter.propose(self.bonus, block - 1, self.selector.sampler)
-            self.block = 1 + len(self.draft)
-            self.silent = self.block == 1
-            if not self.silent and not self.diagnosis.single_graph:
-                launch(self.draft.tokens)
-            self.launch_s = perf_counter() - started
+        started = perf_counter()
+        most = self.session.headroom - self.session.transaction.uncached
+        (self.draft,) = self.draft_length.drafts(self._ask(self.bonus), most)
+        self.block = 1 + len(self.draft)
+        self.silent = self.block == 1 and self.draft_length.asked > 1
+        if self.block > 1 and not self.diagnosis.single_graph:
+            launch(self.draft.tokens)
+        self.launch_s = perf_counter() - started
+
+    def _ask(self, bonus: int) -> list[Ask]:
+        drafter = self.session.drafter
+        return [] if drafter is None else [Ask(drafter, bonus, self.remaining, self.selector.sampler)]
 
     def verify(self) -> Step:
         """One round: verify the drafts that `plan` has launched, accept, commit."""
@@ -210,7 +213,7 @@ class _Loop:
         packed = self.selector.of_block(draft, logits, before)
         launch(packed, rows)  # a second graph: one giant graph chokes some devices
         drafting_s = self.launch_s
-        if self.diagnosis.stage_times:
+        if self.diagnosis.stage_times or self.draft_length.times_drafts:
             waiting = perf_counter()
             wait_for(draft.tokens)
             drafting_s += perf_counter() - waiting
@@ -219,7 +222,8 @@ class _Loop:
         seconds = self.launch_s + perf_counter() - started
         self.session.commit((self.bonus, *verdict.tokens[:-1]), rows)
         record = Round(self.block, verdict.accepted, drafting_s, seconds - drafting_s)
-        return self._emit(verdict.tokens, record, verdict.stopped, values[1 + self.block :])
+        numbers, looked_up = values[1 + self.block :], draft.chances is not None
+        return self._emit(verdict.tokens, record, verdict.stopped, numbers, looked_up=looked_up)
 
     def plain_steps(self) -> Iterator[Step]:
         """Pipelined plain steps until the draft length chooses a block or the sequence ends."""
@@ -228,7 +232,8 @@ class _Loop:
         while True:
             self.session.commit((fed,), rows)
             ahead = None
-            if self.remaining > 1 and (self.silent or self.draft_length.choose(self.remaining - 1) == 1):
+            plain = self.silent or self.draft_length.choose(self.remaining - 1) == 1
+            if self.remaining > 1 and plain and not self.has_lookup:
                 ahead = self._launch(token, self.selector.joined(token))
             value, *numbers = read_tokens(packed)
             record = Round(1, 0, 0.0, perf_counter() - started)
@@ -241,6 +246,7 @@ class _Loop:
             if self.silent and (drafter := self.session.drafter) is not None:
                 block = self.draft_length.choose(self.remaining)
                 self.silent = block > 1 and not len(drafter.propose(value, block - 1, self.selector.sampler))
+            self.has_lookup = self.draft_length.has_lookup(self._ask(value))
             yield step
             started = perf_counter()
             (token, packed, rows), fed = ahead, value
@@ -282,6 +288,7 @@ class _Loop:
         *,
         plan: bool = True,
         learn: bool = True,
+        looked_up: bool = False,
     ) -> Step:
         """Book a finished round, and start drafting the next block before its tokens are handed out."""
         self.bonus = tokens[-1]
@@ -289,7 +296,13 @@ class _Loop:
         self.rounds += 1
         self.selector.note(tokens)
         if record is not None and learn:
-            self.draft_length.record(record.block, record.accepted, record.draft_s + record.verify_s)
+            self.draft_length.record(
+                record.block,
+                record.accepted,
+                record.draft_s + record.verify_s,
+                record.draft_s,
+                looked_up=looked_up,
+            )
         if stopped or self.remaining < 1:
             self.finish = "stop" if stopped else "length"
         elif plan:

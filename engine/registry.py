@@ -29,7 +29,6 @@ from pydantic import (
 
 from engine.cache.policy import CODES, KVPolicy, parse_policy
 from engine.cache.transaction import members_of, new_caches
-from engine.config import Options
 from engine.draft_length import parse_block
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.registry import POLICY_MARK, WITH_LOOKUP, drafter_policy, read_spec, split_policy
@@ -367,12 +366,13 @@ class Registry:
     ) -> "Registry":
         """A registry of one model, for a folder given on the command line; ``settings`` of its `ModelEntry`.
 
-        ``drafter`` as ``--drafter`` has it; None: the shipped one for the shipped target, none for others.
+        ``drafter`` as ``--drafter`` has it; None: what `default_drafter` says.
         """
-        source = None if drafter in (None, "none") else Source(path=drafter)
+        model = _unloaded(target)
+        spec = default_drafter(target) if drafter is None else drafter
+        source = None if spec == "none" else Source(path=spec)
         if drafter is None and target.resolve() == SHIPPED_TARGET.resolve():
             source = Source(shipped=True)
-        model = _unloaded(target)
         usable = {}
         for name, each in CHANNELS.items():
             with suppress(ConfigurationError, ModelError):
@@ -508,12 +508,6 @@ class Located:
     target: Path
     drafter: str | None
 
-    def options(self, channel: Channel) -> Options:
-        """The switches of an engine of its own for this model and channel."""
-        entry = self.entry
-        own = {name: getattr(entry, name) for name in ("block", "dtype", "quantize")}
-        return Options(model=self.target, drafter=self.drafter or "none", kv=channel.policy.spec, **own)
-
     @property
     def external(self) -> tuple[Path | None, int | None]:
         """The drafter's folder and the block for the entry's external engine; look-ups are ours alone."""
@@ -558,6 +552,24 @@ def fetch(entry: ModelEntry, places: Places) -> Located:
         with wrap_errors(lambda why: ModelError(f"{hub} cannot be downloaded: {why}")):  # noqa: B023
             snapshot_download(hub, revision=revision, allow_patterns=FETCHED, **where)
     return locate(entry, places)
+
+
+def default_drafter(folder: Path, places: Places | None = None) -> str:
+    """What drafts for the target in a folder where nothing is said, as ``--drafter`` has it.
+
+    The drafter that the shipped registry pairs with this folder, where it is on this machine, with look-ups;
+    else look-ups alone, which need no model.
+    """
+    # A drafter in the target's own folder (native MTP heads) comes first, here.
+    if folder.resolve() == SHIPPED_TARGET.resolve():
+        return f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"
+    places = places or Places.of_machine()
+    for entry in Registry.load().entries:
+        with suppress(ModelNotHere, ConfigurationError):
+            located = locate(entry, places)
+            if located.drafter is not None and located.target == folder.resolve():
+                return located.drafter
+    return PromptLookup.name
 
 
 def _first(places: Sequence[tuple[str, Path | None]]) -> Path | None:

@@ -113,6 +113,7 @@ class EvaluationCall:
         from engine.config import Options
         from engine.generate import ChatSwitches
 
+        common.settle_speculation(values)
         self.options = common.take(Options, values)
         chat = ("chat", "thinking", "channel_prefix", "system")
         self.chat = ChatSwitches(*(values.pop(name) for name in chat))

@@ -62,6 +62,7 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
     from engine.config import Options, open_engine
     from engine.generate import GenerateSwitches, encode, generate
 
+    common.settle_speculation(values)
     options, switches = common.take(Options, values), common.take(GenerateSwitches, values)
     switches.check()
     wanted = len(text.encode()) // BYTES_A_TOKEN + switches.max_tokens

@@ -56,13 +56,15 @@ def several(name: str, help_text: str, **more: Any) -> Callable[[F], F]:
 
 
 dtype_option = option("--dtype", "float32, float16, bfloat16 [default: float32 on CPU, on Metal as stored].")
+no_speculation_option = flag("--no-speculation", "Decode plainly, as with --drafter none.")
 engine_options = group(
     option("--model", "Name or folder of the target [default: shipped].", type=MODEL),
     option(
         "--drafter",
         "Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
-        "[default: prompt-lookup+ the shipped one for the shipped target].",
+        "[default: the one registered for the target if it is here, else prompt-lookup].",
     ),
+    no_speculation_option,
     option("--block", "Tokens a verify forward, or auto.", "auto"),
     option(
         "--kv",
@@ -92,6 +94,7 @@ folder_options = group(
     option("--registry", "Models to offer [default: the shipped file].", type=PATH),
     option("--model", "Offer this model alone, instead of a registry: name or folder.", type=MODEL),
     option("--drafter", "With --model: what drafts, as generate takes it."),
+    no_speculation_option,
     option("--quantize", "With --model: pack the weights, as generate does."),
 )
 registry_options = group(
@@ -125,6 +128,17 @@ def take(kind: Any, values: dict[str, Any], **more: Any) -> Any:
     return kind(**{each.name: values.pop(each.name) for each in fields(kind) if each.name in values}, **more)
 
 
+def settle_speculation(values: dict[str, Any]) -> None:
+    """Make --no-speculation in ``values`` what it means, the drafter ``none``."""
+    if not values.pop("no_speculation"):
+        return
+    if values["drafter"] not in (None, "none"):
+        raise click.UsageError(
+            f"--no-speculation contradicts --drafter {values['drafter']}; give one of them"
+        )
+    values["drafter"] = "none"
+
+
 def take_registry(
     values: dict[str, Any], of_folder: Sequence[str] = ("drafter", "channel", "quantize")
 ) -> Any:
@@ -132,6 +146,7 @@ def take_registry(
     from engine.registry import Registry
 
     registry, model = values.pop("registry"), values.pop("model")
+    settle_speculation(values)
     given = {name: values.pop(name) for name in dict.fromkeys((*of_folder, "channel"))}
     if model is not None:
         if registry is not None:

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.transaction import Transaction, new_caches, resident
-from engine.device import launch, read_tokens
+from engine.device import launch, read_tokens, wait_for
 from engine.drafters.base import Draft, TextDrafter, refuse_mismatch
 from engine.errors import ConfigurationError
 from engine.sampling import Sampler
@@ -41,6 +41,16 @@ class Autoregressive(TextDrafter):
         self.forwards = 0
         self._transaction = self._new_transaction()
         self.start()
+
+    @property
+    def backlog(self) -> int:
+        return len(self._tokens) - self._fed
+
+    def draft_forwards(self, count: int) -> int:
+        return count
+
+    def try_forward(self) -> None:
+        wait_for(self._model.forward(mx.array([[0]]), new_caches(self._model.model, 1, NATIVE), None)[0])
 
     def bind(self, target: Target) -> None:
         refuse_mismatch("vocabulary", self._model.vocab_size, target.vocab_size)

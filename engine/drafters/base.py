@@ -18,6 +18,24 @@ class Draft:
     tokens: mx.array  # int32 [n], not evaluated yet; n may be less than was asked for, also 0
     # float32 [n, V]; token i was drawn from q[i], given those before. None: chosen, counts as certain.
     q: mx.array | None = None
+    # Of look-ups: the chance that each is confirmed if those before it were, as the text so far has it.
+    chances: tuple[float, ...] | None = None
+
+    @property
+    def expected(self) -> list[float]:
+        """Tokens that 1, 2 … of these drafts, and the target's own token, are expected to make."""
+        reached, tokens, found = 1.0, 1.0, []
+        for chance in self.chances or ():
+            reached *= chance
+            tokens += reached
+            found.append(tokens)
+        return found
+
+    def first(self, count: int) -> "Draft":
+        """The first ``count`` of drafts that were looked up."""
+        if count >= len(self):
+            return self
+        return Draft(self.tokens[:count], None, self.chances and self.chances[:count])
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
@@ -45,6 +63,19 @@ class Drafter(Protocol):
     def forwards(self) -> int:
         """Forwards of its network since it was made; 0 for one without."""
 
+    @property
+    def backlog(self) -> int:
+        """Observed tokens that it must read before it drafts."""
+
+    def draft_forwards(self, count: int) -> int:
+        """Forwards of its network, one after the other, that ``count`` drafts take; 0 for one without."""
+
+    def try_forward(self) -> None:
+        """Run one forward of one token that changes nothing, and wait for it; only its time is of use."""
+
+    def look_up(self, bonus: int, count: int) -> Draft:
+        """At most ``count`` drafts after ``bonus`` that cost no forward, with their chances; often none."""
+
     def bind(self, target: Target) -> None:
         """Use this target from now on; DrafterMismatchError where it was made for another."""
 
@@ -70,7 +101,24 @@ class Drafter(Protocol):
         """
 
 
-class TextDrafter:
+class NetworkDrafter:
+    """A drafter that drafts a block in one forward, with little to read before."""
+
+    @property
+    def backlog(self) -> int:
+        return 0
+
+    def draft_forwards(self, count: int) -> int:  # noqa: ARG002 - others need more for more
+        return 1
+
+    def try_forward(self) -> None:
+        """It is not asked for, as one forward is what a first draft takes."""
+
+    def look_up(self, bonus: int, count: int) -> Draft:  # noqa: ARG002 - it has none
+        return NOTHING
+
+
+class TextDrafter(NetworkDrafter):
     """A drafter that reads nothing but the tokens, and can go back to any length of the text."""
 
     target_layers: tuple[int, ...] = ()

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.device import launch
-from engine.drafters.base import Draft, refuse_mismatch
+from engine.drafters.base import Draft, NetworkDrafter, refuse_mismatch
 from engine.errors import DrafterMismatchError
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import Candidates, DFlash2
@@ -19,7 +19,7 @@ from engine.sampling import Sampler
 from engine.target.model import Target
 
 
-class BlockDrafter:
+class BlockDrafter(NetworkDrafter):
     """Drafts a block in one forward of a DFlash or DFlash 2 network."""
 
     absorb_at = 512  # waiting rows that enter without a draft

@@ -68,6 +68,9 @@ class MaskedDiffusion(TextDrafter):
         sizes = {"block_size": self.block_size, "steps": self.steps, "context": self.context}
         return MaskedDiffusion(self.network, self.mask_token_id, **sizes)
 
+    def draft_forwards(self, count: int) -> int:
+        return min(self.steps, count)
+
     def start(self) -> None:
         self._tokens = array("i")
 

@@ -8,6 +8,7 @@ more often than the first, the most frequent or a vote; a block of more than 4·
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from sys import getsizeof
 from zlib import crc32
 
@@ -22,6 +23,9 @@ GRAMS = (4, 16)  # lengths that are indexed besides the shortest match
 SLOTS = 1 << 16  # of each hash table
 LOOK_AT = 32  # most recent places of a gram that are compared
 LONGEST = 32  # tokens of a suffix that are compared
+BELIEVED = (0.4, 0.61, 0.75, 0.8)  # chance of a draft after matches of 1, 2–3, 4–7 and more tokens
+TRUST = 2.0  # trials' worth of these beliefs
+FORGET = 0.95  # weight of the past after each trial
 REACH = 4  # block tokens, the bonus included, that one matched token is trusted with
 
 
@@ -116,8 +120,57 @@ def _slot(gram: "array[int]") -> int:
     return crc32(gram) % SLOTS
 
 
+class MatchScore:
+    """How often drafts that followed a match of some length came true, beginning with a belief."""
+
+    def __init__(self, believed: float) -> None:
+        self._believed = believed
+        self._counts: list[tuple[float, float]] = []  # confirmations and trials of each draft
+
+    def add(self, confirmed: int, refused: bool) -> None:
+        """Count drafts that came true and perhaps one that did not."""
+        tried = confirmed + refused
+        self._counts += [(0.0, 0.0)] * (tried - len(self._counts))
+        for place in range(tried):
+            hits, trials = self._counts[place]
+            self._counts[place] = FORGET * hits + (place < confirmed), FORGET * trials + 1
+
+    def chances(self, count: int) -> list[float]:
+        """Of ``count`` drafts, each if those before it came true; one never tried is like that before."""
+        chance, found = self._believed, []
+        for place in range(count):
+            hits, trials = self._counts[place] if place < len(self._counts) else (0.0, 0.0)
+            chance = (hits + TRUST * chance) / (trials + TRUST)
+            found.append(chance)
+        return found
+
+
+@dataclass
+class _Guess:
+    """A look-up the text has not decided yet."""
+
+    place: int  # length of the text before its bonus token
+    score: MatchScore  # where the outcome belongs
+    tokens: list[int]  # the bonus token and the drafts
+    seen: int = 0  # how many of them the text has confirmed
+
+    def is_open_after(self, token: int) -> bool:
+        """Whether the outcome is still open after the text's next token; when not, it is counted."""
+        same = token == self.tokens[self.seen]
+        self.seen += same
+        if same and self.seen < len(self.tokens):
+            return True
+        if self.seen:  # else another token came than the bonus it was made for
+            self.score.add(self.seen - 1, refused=not same)
+        return False
+
+
 class PromptLookup(TextDrafter):
-    """Proposes what followed the last time; nothing where the text is new."""
+    """Proposes what followed the last time; nothing where the text is new.
+
+    Every look-up is compared with what the text went on with, whether it was verified or not: what look-ups
+    are worth costs no probe. The scores begin again with each continuation.
+    """
 
     name = "prompt-lookup"
     _tokens: TokenIndex
@@ -141,17 +194,39 @@ class PromptLookup(TextDrafter):
 
     def start(self) -> None:
         self._tokens = TokenIndex(self.shortest)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._scores = [MatchScore(believed) for believed in BELIEVED]
+        self._guesses: list[_Guess] = []
+
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
+        super().observe(tokens, hidden_states)
+        for token in tokens if self._guesses else ():
+            self._guesses = [guess for guess in self._guesses if guess.is_open_after(token)]
+
+    def rewind(self, count: int) -> bool:
+        self._forget()
+        return super().rewind(count)
+
+    def draft_forwards(self, count: int) -> int:  # noqa: ARG002 - none for any
+        return 0
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:  # noqa: ARG002
-        drafts, _ = self.look_up(bonus, count)
-        return Draft(mx.array(drafts, mx.int32)) if drafts else NOTHING
+        return self.look_up(bonus, count)
 
-    def look_up(self, bonus: int, count: int) -> tuple[list[int], int]:
-        """The drafts as numbers, and how many tokens matched; none and 0 where the text is new."""
-        place, length = self._tokens.find(bonus)
+    def look_up(self, bonus: int, count: int) -> Draft:
+        """What followed the longest match; nothing where the text is new."""
+        found, length = self._tokens.find(bonus)
         if not length:
-            return [], 0
-        return self._tokens.following(place, bonus, min(count, REACH * length - 1)), length
+            return NOTHING
+        drafts = self._tokens.following(found, bonus, min(count, REACH * length - 1))
+        score = self._scores[min(length.bit_length(), len(BELIEVED)) - 1]
+        place = len(self._tokens)
+        if self._guesses and self._guesses[-1].place == place:  # looked up twice, perhaps for another bonus
+            self._guesses.pop()
+        self._guesses.append(_Guess(place, score, [bonus, *drafts]))
+        return Draft(mx.array(drafts, mx.int32), None, tuple(score.chances(len(drafts))))
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from engine.cache.policy import NATIVE
-from engine.config import Engine
+from engine.config import Engine, Options
 from engine.device import Runtime
 from engine.draft_length import parse_block
 from engine.errors import ConfigurationError, EngineError, PromptError
@@ -184,7 +184,7 @@ def measure_server(
 def engine_of(model: LoadedModel, channel: Channel, switches: ServerSwitches) -> Engine:
     """The same parts as an evaluation knows them."""
     options = replace(
-        model.located.options(channel), block=switches.block, prefill_chunk=switches.prefill_chunk
+        Options.of(model.located, channel), block=switches.block, prefill_chunk=switches.prefill_chunk
     )
     drafter, block = model.drafter("default"), parse_block(switches.block)
     if block is not None and block > 1:

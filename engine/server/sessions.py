@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.cache.policy import KVPolicy
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
+from engine.drafters.base import Drafter
 from engine.drafters.registry import open_drafter
 from engine.errors import ConfigurationError, ModelError
 from engine.external_engines.engine import ExternalEngine
@@ -220,8 +221,9 @@ class LoadedModel:
         drafter = loaded.drafter.twin() if loaded else None
         headroom = 2 * drafter.block_size if drafter else 1
         session = Session(self.target.target, drafter, headroom=headroom, policy=request.channel.policy)
-        draft_length = AdaptiveDraftLength(drafter.block_size) if drafter else FixedDraftLength(1)
-        return CachedSession(self.key(request), session, draft_length)
+        return CachedSession(
+            self.key(request), session, _adaptive(drafter) if drafter else FixedDraftLength(1)
+        )
 
     def draft_length(self, request: DecodeRequest, cached: CachedSession) -> DraftLength:
         """Return the session's draft length, or a separate one for a fixed block or a seed."""
@@ -231,5 +233,9 @@ class LoadedModel:
         if request.block is not None:
             return FixedDraftLength(request.block)
         if request.sampling.seed is not None:  # lengths that depend on time would draw another text
-            return AdaptiveDraftLength(drafter.block_size, nominal=True)
+            return _adaptive(drafter, nominal=True)
         return cached.draft_length
+
+
+def _adaptive(drafter: Drafter, *, nominal: bool = False) -> AdaptiveDraftLength:
+    return AdaptiveDraftLength(drafter.block_size, forwards=drafter.draft_forwards, nominal=nominal)

@@ -13,7 +13,7 @@ import pytest
 from engine.batch_decode import Emitted, Request, decode_batch
 from engine.decode import Step
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
-from engine.drafters.base import NOTHING, Draft, Drafter
+from engine.drafters.base import NOTHING, Draft, Drafter, NetworkDrafter
 from engine.sampling import Sampler
 from engine.target.model import Target
 from tests.engine import families, tiny
@@ -58,7 +58,7 @@ def plain(family: str, length: int) -> list[int]:
     return tiny.plain_tokens(target_of(family).model, prompt_of(length), COUNT)
 
 
-class Scripted:
+class Scripted(NetworkDrafter):
     """Knows the texts of all sequences, gets a share of their tokens wrong, and checks what it is told.
 
     It learns from the tokens observed which of the texts it is in. Some proposals are shorter than asked.
@@ -139,21 +139,17 @@ class Silent:
         return Draft(mx.array([7] * count, mx.int32))
 
 
-class Seams:
+class Seams(DraftLength):
     """A draft length that goes back and forth between plain steps and blocks."""
 
-    largest = 6
-
     def __init__(self) -> None:
+        super().__init__(6)
         self._random = tiny.seeded(2)
-
-    def start(self) -> None:
-        pass
 
     def choose(self, remaining: int) -> int:
         return min(self._random.choice((1, 1, 1, 2, 6)), remaining)
 
-    def record(self, block: int, accepted: int, seconds: float) -> None:
+    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
         assert 0 <= accepted < block
         assert seconds > 0
 

@@ -15,7 +15,7 @@ from mlx.utils import tree_map
 from mlx_lm.models.qwen3 import ModelArgs
 
 from engine.drafters.autoregressive import Autoregressive
-from engine.drafters.base import Draft, Drafter
+from engine.drafters.base import Draft, Drafter, NetworkDrafter
 from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.prompt_lookup import PromptLookup
@@ -91,7 +91,7 @@ def make(kind: str, target: Target) -> Drafter:
     return drafter
 
 
-class Helped:
+class Helped(NetworkDrafter):
     """A drafter whose drafts are each made true with a given chance, and wrong otherwise."""
 
     def __init__(self, drafter: Drafter, text: Sequence[int], right: float, seed: int = 0) -> None:

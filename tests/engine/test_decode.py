@@ -111,21 +111,17 @@ def test_the_adaptive_pace_changes_nothing_in_the_tokens(gemma):
         assert tokens_of(run(gemma, drafter, prompt, 120, AdaptiveDraftLength(8))) == truth
 
 
-class Alternating:
+class Alternating(DraftLength):
     """Changes the length all the time, to cross every seam between plain steps and blocks."""
 
-    largest = 5
-
     def __init__(self, seed: int) -> None:
+        super().__init__(5)
         self._random = tiny.seeded(seed)
-
-    def start(self) -> None:
-        pass
 
     def choose(self, remaining: int) -> int:
         return min(self._random.choice((1, 1, 2, 5)), remaining)
 
-    def record(self, block: int, accepted: int, seconds: float) -> None:
+    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
         assert seconds > 0
         assert 0 <= accepted < block
 

@@ -143,7 +143,7 @@ class Seams(DraftLength):
     def choose(self, remaining: int) -> int:
         return min(self._random.choice((1, 1, 2, 3, 4)), remaining)
 
-    def record(self, block: int, accepted: int, seconds: float) -> None:
+    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
         pass
 
 

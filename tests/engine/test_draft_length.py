@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import mlx.core as mx
 import pytest
 
 from engine.draft_length import (
+    FORWARD_TRIALS,
     PLAIN_TRIALS,
     REMEASURE_AFTER,
     TRIALS,
     AdaptiveDraftLength,
+    Ask,
     DraftLength,
     FixedDraftLength,
 )
+from engine.drafters.base import Draft, NetworkDrafter
 from engine.evaluation.calibration import Calibration
 from tests.engine.tiny import seeded
 
@@ -148,15 +152,14 @@ def test_a_machine_that_is_slower_now_and_faster_then_does_not_mislead_it():
         assert sum(work(seed, swaying) for seed in range(12)) < 1.03 * steady
 
 
-def test_a_block_that_the_drafter_left_short_tells_no_cost():
+def test_a_look_up_tells_what_verifying_costs_and_nothing_of_the_network():
     draft_length = AdaptiveDraftLength(8)
     simulate(Calibration(draft_length), cheap, lambda _: 0.8, 400)
-    before = draft_length.cost(4) / draft_length.cost(8)
+    before = draft_length.cost(4) / draft_length.cost(8), draft_length.expected(8)
     for _ in range(200):
-        asked = draft_length.choose(1000)
-        block = 4 if asked > 4 else asked
-        draft_length.record(block, block - 1, 0.1 if asked > 4 else cheap(block))  # looked up
-    assert draft_length.cost(4) / draft_length.cost(8) == pytest.approx(before)
+        draft_length.choose(1000)
+        draft_length.record(4, 3, cheap(4), looked_up=True)
+    assert (draft_length.cost(4) / draft_length.cost(8), draft_length.expected(8)) == pytest.approx(before)
 
 
 def test_short_sequences_are_not_cut_for_the_sake_of_measuring():
@@ -175,19 +178,83 @@ def test_a_length_that_the_drafter_never_fills_is_asked_for_only_now_and_then():
     assert sum(block > 8 for block in asked[100:]) < 30
 
 
-def test_the_first_round_of_a_sequence_is_not_spent_on_measuring():
-    """It takes in the prompt too, so that its cost would say nothing."""
-    draft_length = AdaptiveDraftLength(8)
-    first = [simulate(draft_length, cheap, lambda _: 0.8, 200, seed)[1][0] for seed in range(100)]
-    assert len(set(first[20:])) == 1
+def test_what_is_read_first_counts_as_a_cost_of_the_sequence():
+    draft_length = AdaptiveDraftLength(8, forwards=lambda count: count)
+    simulate(draft_length, cheap, lambda _: 0.8, 400)
+    unread, drafter = 1000, Certain(unread=1000)
+    draft_length.start()
+    draft_length.note_backlog([Ask(drafter, 0, 200)])
+    draft_length.record(4, 3, cheap(4) + 100.0, 100.0)  # it has read them: 0.1 plain steps each
+    worth = 300  # tokens whose saving pays for reading so much
+    for remaining, pays in ((worth // 4, False), (worth * 4, True)):
+        draft_length.start()
+        draft_length.note_backlog([Ask(drafter, 0, remaining)])
+        assert (draft_length.choose(remaining) > 1) == pays, (unread, remaining)
+
+
+class Certain(NetworkDrafter):
+    """A drafter whose drafts are all zeros; its forward takes no time, what it must read is said."""
+
+    name, target_layers, block_size, nbytes, mark_nbytes, forwards = "certain", (), 8, 0, 0, 0
+
+    def __init__(self, unread: int) -> None:
+        self._unread, self.tried = unread, 0
+
+    @property
+    def backlog(self) -> int:
+        return self._unread
+
+    def try_forward(self) -> None:
+        self.tried += 1
+
+    def propose(self, bonus: int, count: int, sampler: object = None) -> Draft:
+        raise AssertionError("it was asked for drafts")
+
+
+def test_a_drafter_slower_than_its_target_never_reads_the_prompt():
+    """A forward of one token tells: every draft would take longer than a plain step."""
+    draft_length, drafter = AdaptiveDraftLength(8, forwards=lambda count: count), Certain(unread=500)
+    for _ in range(30):
+        draft_length.start()
+        for _ in range(8):
+            draft_length.choose(90)
+            draft_length.record(1, 0, 1e-9)  # less than any forward
+        (draft,) = draft_length.drafts([Ask(drafter, 0, 90)], 16)
+        assert not len(draft)
+    assert drafter.tried == FORWARD_TRIALS
 
 
 def test_short_sequences_teach_it_too():
     draft_length, random = AdaptiveDraftLength(8), seeded(6)
     for seed in range(300):
         simulate(draft_length, cheap, lambda _: 0.8, random.randrange(1, 40), seed)
-    ratios = [draft_length.cost(block) / draft_length.cost(8) for block in (1, *draft_length.blocks)]
-    assert ratios == pytest.approx([cheap(block) / cheap(8) for block in (1, *draft_length.blocks)], rel=0.02)
+    used = (1, *(block for block in draft_length.blocks if block <= 8))
+    ratios = [draft_length.cost(block) / draft_length.cost(8) for block in used]
+    assert ratios == pytest.approx([cheap(block) / cheap(8) for block in used], rel=0.03)
+
+
+@pytest.mark.parametrize(("chance", "wanted"), [(0.9, {8, 12, 16}), (0.6, {3, 4, 6}), (0.1, {1})])
+def test_look_ups_are_cut_where_they_stop_paying(chance: float, wanted: set[int]):
+    draft_length = AdaptiveDraftLength(8, forwards=lambda _: 0)
+    simulate(Calibration(draft_length), cheap, lambda _: 0.8, 400)
+    ask, blocks = Ask(Found(Draft(mx.array([0] * 15, mx.int32), None, (chance,) * 15)), 0, 200), []
+    for _ in range(200):
+        (draft,) = draft_length.drafts([ask], 16)
+        blocks.append(block := 1 + len(draft))
+        draft_length.record(block, block - 1, cheap(block), looked_up=True)
+    assert max(set(blocks), key=blocks.count) in wanted
+    assert draft_length.has_lookup([ask]) == (wanted != {1})
+
+
+class Found(Certain):
+    """A drafter whose look-up is given."""
+
+    def __init__(self, found: Draft) -> None:
+        super().__init__(0)
+        self._found = found
+
+    def look_up(self, bonus: int, count: int) -> Draft:
+        return self._found.first(count)
 
 
 def test_with_nominal_costs_the_blocks_depend_on_the_tokens_alone():

@@ -35,21 +35,17 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 every_drafter = pytest.mark.parametrize("kind", DRAFTERS)
 
 
-class Seams:
+class Seams(DraftLength):
     """A draft length that crosses every seam between plain steps and blocks."""
 
-    largest = BLOCK
-
     def __init__(self, seed: int) -> None:
+        super().__init__(BLOCK)
         self._random = tiny.seeded(seed)
-
-    def start(self) -> None:
-        pass
 
     def choose(self, remaining: int) -> int:
         return min(self._random.choice((1, 1, 2, BLOCK)), remaining)
 
-    def record(self, block: int, accepted: int, seconds: float) -> None:
+    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
         pass
 
 

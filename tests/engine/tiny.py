@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models import gemma3_text, llama, qwen3
 
-from engine.drafters.base import Draft
+from engine.drafters.base import Draft, NetworkDrafter
 from engine.networks.dflash import DFlash, DFlashConfig
 
 VOCAB = 300
@@ -74,7 +74,7 @@ def plain_tokens(model: Any, prompt: Sequence[int], count: int, chunk: int = 204
     return [int(token) for token, _ in steps]
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(NetworkDrafter):
     """A drafter that knows the true continuation and gets a given share of its tokens wrong.
 
     It checks what decoding tells it: every committed token, once, in order, with a row of hidden states each.

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from engine.decode import Diagnosis, decode
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
-from engine.drafters.base import Draft, Drafter
+from engine.drafters.base import Draft, Drafter, NetworkDrafter
 from engine.drafters.with_lookup import WithLookup
 from engine.evaluation.calibration import Calibration
 from engine.sampling import Sampler
@@ -75,7 +75,7 @@ class KakeyaArm:
             yield Batch(step.tokens, step.round)
 
 
-class Scripted:
+class Scripted(NetworkDrafter):
     """A drafter's own drafting, the values replaced by the script's."""
 
     def __init__(self, drafter: Drafter, script: Script) -> None:

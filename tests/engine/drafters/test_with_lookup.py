@@ -10,7 +10,7 @@ import pytest
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.drafters.autoregressive import Autoregressive
-from engine.drafters.base import Draft
+from engine.drafters.base import Draft, NetworkDrafter
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import DraftScore, WithLookup
 from engine.sampling import Sampler, Sampling
@@ -40,7 +40,7 @@ def test_a_repetition_is_looked_up_and_anything_else_left_to_the_other(model: Ta
     assert drafter.propose(6, 3, sampler).q is not None
 
 
-class Mute:
+class Mute(NetworkDrafter):
     """A drafter whose every draft is the token 0, and which keeps count of how often it is asked."""
 
     name, target_layers, block_size, nbytes, forwards = "mute", (), 8, 0, 0

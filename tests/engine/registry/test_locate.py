@@ -226,7 +226,7 @@ def test_one_loaded_target_serves_channels_and_drafters(tmp_path: Path):
     assert found == Located(entry, SHIPPED_TARGET, f"prompt-lookup+{SHIPPED_DRAFTER}")
     target = load_target(found.target, entry.dtype, entry.quantize)
     assert open_drafter(str(found.drafter), target, entry.dtype).drafter.block_size == 8
-    options = found.options(channel)
+    options = Options.of(found, channel)
     assert options == Options(SHIPPED_TARGET, found.drafter, kv="rotated:4,64@all")
     opened = open_engine(options)
     assert (opened.policy, opened.alone) == (channel.policy, False)
@@ -234,6 +234,6 @@ def test_one_loaded_target_serves_channels_and_drafters(tmp_path: Path):
 
 def test_an_entry_without_drafter_opens_an_engine_without(tmp_path: Path):
     entry = model_of(SHIPPED, name="m", block="1", quantize="8,32")
-    options = locate(entry, places(tmp_path)).options(CHANNELS["native"])
+    options = Options.of(locate(entry, places(tmp_path)), CHANNELS["native"])
     assert (options.drafter, options.block, options.quantize, options.kv) == ("none", "1", "8,32", "native")
     assert open_engine(options).alone

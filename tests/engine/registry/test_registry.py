@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from engine.cache.policy import parse_policy
 from engine.errors import ConfigurationError, DrafterMismatchError, InputError, ModelError, UnknownModel
-from engine.registry import CHANNELS, SHIPPED_FILE, Registry, fitting_name, registry_markdown
+from engine.registry import (
+    CHANNELS,
+    SHIPPED_FILE,
+    Places,
+    Registry,
+    default_drafter,
+    fitting_name,
+    registry_markdown,
+)
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from tests.engine.registry.registries import MINIMAL, SHIPPED, at, published, with_model, write
 
@@ -461,9 +469,22 @@ def test_the_shipped_target_as_a_folder_has_its_drafter_unless_told_otherwise():
     assert (entry.drafter, entry.lookups) == (at(SHIPPED_DRAFTER), False)
 
 
-def test_a_folder_without_drafter_has_none(folders: tuple[Path, Path]):
+def test_a_folder_without_drafter_has_look_ups_unless_told_otherwise(folders: tuple[Path, Path]):
     (entry,) = Registry.single(folders[0]).entries
-    assert (entry.drafter, entry.lookups) == (None, False)
+    assert (entry.drafter, entry.lookups) == (at("prompt-lookup"), False)
+    (entry,) = Registry.single(folders[0], "none").entries
+    assert entry.drafter is None
+
+
+def test_a_registered_drafter_drafts_for_its_target_where_it_is_here(tmp_path: Path):
+    target, drafter = (tmp_path / "kakeya-models" / name for name in ("qwen3-4b", "qwen3-4b-dflash"))
+    target.mkdir(parents=True)
+    places = Places({}, tmp_path, hub_cache=tmp_path / "hub")
+    assert default_drafter(target, places) == "prompt-lookup"
+    drafter.mkdir()
+    assert default_drafter(target, places) == f"prompt-lookup+{drafter}"
+    assert default_drafter(tmp_path, places) == "prompt-lookup"
+    assert default_drafter(SHIPPED_TARGET, places) == f"prompt-lookup+{SHIPPED_DRAFTER}"
 
 
 def test_a_folder_that_cannot_be_served_so_is_refused(folders: tuple[Path, Path], tmp_path: Path):
