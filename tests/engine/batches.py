@@ -13,7 +13,7 @@ import pytest
 from engine.batch_decode import Emitted, Request, decode_batch
 from engine.decode import Step
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
-from engine.drafters.base import NOTHING, Draft, Drafter
+from engine.drafters.base import NOTHING, Draft, Drafter, NetworkDrafter
 from engine.sampling import Sampler
 from engine.target.model import Target
 from tests.engine import families, tiny
