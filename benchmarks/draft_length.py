@@ -4,8 +4,8 @@
 
 On Metal a verify forward of 1, 2, 3, 4, 6 and 8 rows was published to cost 1, 1.03, 1.22, 1.47, 2.07 and 2.69
 plain steps; between them the costs are linear, and so beyond 8. Drafting costs nothing, a quarter of a plain
-step a block (a block drafter), or so much a draft (a small model). Drafts are confirmed with a fixed chance p,
-so a round of B tokens emits E(B) = 1 + p + … + p^(B-1), and the best length is known: the largest E(B) / c(B).
+step a block (a block drafter), or so much a draft (a small model). Drafts are confirmed with a fixed chance
+p, so a round of B tokens emits E(B) = 1 + p + … + p^(B-1), and the best length has the largest E(B) / c(B).
 The table shows it beside the length that was used most in the second half, and the speed reached, the first
 sequences included, as a share of the best and of plain decoding.
 
