@@ -13,12 +13,12 @@ from rich.table import Table
 
 from bridge.client.fetch import Judged
 from bridge.evidence.gate import Judgement
-from bridge.evidence.rules.claims import ClaimFigure
 from bridge.protocol.result import Status
 from bridge.protocol.sanitize import clean_line
 from bridge.render.outcome import bare_table, outcome_lines, paired_lines, plain
 from evidence_format.claims import SPEED_CLAIMS
 from evidence_format.model import Arm, ArmSummary, Report, Summary
+from evidence_format.rules.claims import ClaimFigure
 
 MISSING = "-"
 # GitHub shows no more than 1 MiB of a step's summary, and then none of it.

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from bridge.evidence.gate import Binding, judge
-from bridge.evidence.rules import ELSEWHERE, RULES
+from evidence_format.rules import ELSEWHERE, RULES
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.breakers import BINDING, BUILDERS, Breaker, broken, codes
 from tests.bridge.evidence.reports import Document, dump

@@ -9,8 +9,8 @@ from datetime import timedelta
 from itertools import product
 from random import Random
 
-from bridge.evidence.figures import Case, faults
 from evidence_format.claims import MOST_OTHER_CPU, MOST_SERVICE_CPU, WATCHED
+from evidence_format.figures import Case, faults
 from evidence_format.model import OF_GENERATE, SWITCHES, Sample
 from evidence_format.policies import AFFINE_BITS
 from evidence_format.prompt_sets import known_sets

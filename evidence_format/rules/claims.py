@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from statistics import median
 
-from bridge.evidence.figures import Case, compare, faults, pair_samples, parity_difference
 from evidence_format import claims
 from evidence_format.claims import CLAIMS, SAMENESS, SPEED_CLAIMS
+from evidence_format.figures import Case, compare, faults, pair_samples, parity_difference
 from evidence_format.model import PLAIN_LOOP, Arm, ReportClaim, quotient
 from evidence_format.text import several, shown
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from bridge.evidence.figures import Case
-from bridge.evidence.rules import claims, identity, memory, output, recall, rows
+from evidence_format.figures import Case
+from evidence_format.rules import claims, identity, memory, output, recall, rows
 
 Check = Callable[[Case], Iterator[str]]
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 
-from bridge.evidence.figures import Case, faults, pair_samples
-from bridge.evidence.rules.identity import PLACEHOLDERS
 from evidence_format.claims import FEWEST_EQUAL, PARITY_LIMITS, SPEED_CLAIMS
+from evidence_format.figures import Case, faults, pair_samples
 from evidence_format.model import Arm, Divergence, Report, Sample
+from evidence_format.rules.identity import PLACEHOLDERS
 from evidence_format.text import BARE_SETS, degeneration, prompt_set, several, shown, text_digest
 
 NO_INSTRUCTION = text_digest("")

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from statistics import median
 
-from bridge.evidence.figures import Case, faults, hit, pair_samples
-from bridge.evidence.rules.claims import own_steps
+from evidence_format.figures import Case, faults, hit, pair_samples
 from evidence_format.model import OUR_LOOP, PLAIN_LOOP, Sample, System
 from evidence_format.policies import policy_of
+from evidence_format.rules.claims import own_steps
 from evidence_format.text import opened_variants, prompt_set, several, shown, tokens_digest, without_reasoning
 
 RELATIVE = 1e-9

@@ -39,7 +39,9 @@ class Case:
     """One report before the rules. `figures` is recomputed from the rows, never read from the report."""
 
     def __init__(self, report: Report, binding: Binding | None = None) -> None:
-        self.report, self.binding, self.figures = report, binding, summarise(report)
+        one_graph = report.configuration.get("single_graph") is True
+        self.report, self.binding = report, binding
+        self.figures = summarise(report.arms, report.parity, one_graph=one_graph)
         self.kind, self.configuration, self.claims = report.kind, report.configuration, report.claims
         self.tested, self.baselines = report.with_role("sut"), report.with_role("baseline")
         self.references = self.baselines + report.with_role("oracle")  # what others are compared with
@@ -78,14 +80,16 @@ class Case:
         return self.report.arm(name) if name is not None else arms[0] if len(arms) == 1 else None
 
 
-def summarise(report: Report) -> model.Summary:
-    """What `report.summary` must say: each arm; those under test against the baseline, or else the oracle."""
-    one_graph = report.configuration.get("single_graph") is True
-    references = report.with_role("baseline") or report.with_role("oracle")
+def summarise(
+    arms: Sequence[Arm], parity: model.ParityComparison | None = None, *, one_graph: bool = False
+) -> model.Summary:
+    """What `summary` must say: each arm; those under test against the baseline, or else the oracle."""
+    tested = [arm for arm in arms if arm.role == "sut"]
+    references = [arm for arm in arms if arm.role == "baseline"] or [a for a in arms if a.role == "oracle"]
     return model.Summary(
-        arms={arm.name: _summarise_arm(arm, one_graph) for arm in report.arms},
-        comparisons=tuple(compare(arm, other) for arm in report.with_role("sut") for other in references),
-        **({} if report.parity is None else {"parity": _summarise_parity(report.parity)}),
+        arms={arm.name: _summarise_arm(arm, one_graph) for arm in arms},
+        comparisons=tuple(compare(arm, other) for arm in tested for other in references),
+        **({} if parity is None else {"parity": _summarise_parity(parity)}),
     )
 
 
@@ -108,7 +112,7 @@ def _summarise_arm(arm: Arm, one_graph: bool) -> model.ArmSummary:
         key_distortion=_mean([kv.key_distortion for kv in kept]),
         value_distortion=_mean([kv.value_distortion for kv in kept]),
         runaway_samples=sum(degeneration(sample.tokens) is not None for sample in samples),
-        block_s=_block_times(arm) if one_graph and arm.rounds else None,
+        **({"block_s": _block_times(arm) if arm.rounds else None} if one_graph else {}),
     )
 
 
