@@ -31,6 +31,7 @@ _OF_ALL = """
 command model_id quantize dtype drafter drafter_settings projector block kv compiled fused_kernels
 single_graph prefill_chunk blas_threads resumed prompts limit max_tokens seed chat thinking channel_prefix
 system batch context depths per_depth policies answer_tokens speed_prompts speed_limit ignore_stops
+text chunk piece max_increase
 claim claim_parity claim_bytes min_stops min_speedup min_match min_recall speed_not_claimed golden tolerance
 product_gflop_per_s blas_fast blas_how ring_rollback_exact peak_memory_bytes clients transport
 checks checks_failed
@@ -93,6 +94,7 @@ Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
 Bound = Annotated[float, _AsGiven()]
 Share = Annotated[float, Field(ge=0, le=1)]
+Nats = Annotated[float, Field(ge=0, le=100)]
 Time = Annotated[
     datetime,
     Field(strict=False),
@@ -112,7 +114,7 @@ Layers = Annotated[
 Role = Literal["target", "drafter", "projector"]
 ArmRole = Literal["sut", "baseline", "oracle", "control"]
 Control = Literal["exact", "noise", "zeros", "no_needle", "block_1", "ignore_stops"]
-Kind = Literal["throughput", "recall", "kv", "parity", "probe", "quality"]
+Kind = Literal["throughput", "recall", "kv", "parity", "probe", "quality", "perplexity"]
 
 
 def quotient(numerator: float | None, denominator: float | None) -> float | None:
@@ -153,6 +155,7 @@ class ReportClaim(Frozen):
         "restoration",
         "natural_stops",
         "parity",
+        "nll_increase",
         "machine",
     ]
     arm: Omissible[Word] = None
@@ -503,6 +506,40 @@ class ParityComparison(Frozen):
         return any(turn.hidden_max_abs is not None for turn in self.rounds)
 
 
+class ScoredChunk(Frozen):
+    """One chunk of a text, read in pieces by both systems; a chunk begins with empty caches.
+
+    tokens: those predicted. native_nll, policy_nll: mean of -ln p over them, nats. native_bytes, policy_bytes:
+    resident after the chunk, measured. kv: of coded layers, distortion not measured.
+    """
+
+    tokens: Positive
+    tokens_sha256: Digest
+    native_nll: Nats
+    policy_nll: Nats
+    native_bytes: Positive
+    policy_bytes: Positive
+    kv: KVRecord | None
+
+
+class PerplexityComparison(Frozen):
+    """A text under a KV policy, perhaps with packed weights, against native caches and weights as stored.
+
+    piece: positions a forward; what it reads of earlier pieces comes out of the policy's caches.
+    """
+
+    text_sha256: Digest
+    piece: Positive
+    kv: Word
+    quantize: ShortText | None
+    chunks: Many[ScoredChunk] = Field(max_length=4096)
+
+    @property
+    def policy(self) -> PolicySpec | None:
+        """The declared KV policy, where it is one."""
+        return policy_of(self.kv)
+
+
 class BlockTimes(Frozen):
     """Seconds of draft and verification: of the first blocks, of the longest, and the mean of all."""
 
@@ -556,12 +593,29 @@ class ParitySummary(Frozen):
     paths_compared: Count
 
 
+class PerplexitySummary(Frozen):
+    """Figures of a perplexity report. nll_interval: 95 %, of the increase; null with fewer than 8 chunks."""
+
+    chunks: Count
+    tokens: Count
+    native_nll: Amount | None
+    policy_nll: Amount | None
+    native_perplexity: Amount | None
+    policy_perplexity: Amount | None
+    nll_increase: float | None
+    nll_interval: tuple[float, float] | None
+    stored_bits_per_value: Amount | None
+    native_bytes: Count | None
+    policy_bytes: Count | None
+
+
 class Summary(Frozen):
     """Everything derived from the rows."""
 
     arms: dict[str, ArmSummary]
     comparisons: Many[Comparison] = Field(max_length=64)
     parity: Omissible[ParitySummary] = None
+    perplexity: Omissible[PerplexitySummary] = None
 
 
 class Report(Frozen):
@@ -585,6 +639,7 @@ class Report(Frozen):
     divergences: Many[Divergence] = Field(max_length=10_000)
     restarts: Many[Restart] = Field(max_length=16)
     parity: Omissible[ParityComparison] = None
+    perplexity: Omissible[PerplexityComparison] = None
     summary: Summary
 
     @property

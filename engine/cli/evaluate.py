@@ -11,7 +11,19 @@ import click
 
 from engine.cli import evaluation_options as shared
 from engine.cli.evaluation_options import EvaluationCall, claim_option, common_options, seed_of, set_options
-from engine.cli.options import flag, option, prepare, report_options, several, take_registry, take_request
+from engine.cli.options import (
+    PATH,
+    dtype_option,
+    flag,
+    kv_option,
+    option,
+    prepare,
+    report_options,
+    several,
+    take,
+    take_registry,
+    take_request,
+)
 from engine.cli.reports import store
 
 SPEED_CLAIMS = ("speedup", "no-slowdown", "identity")
@@ -160,6 +172,44 @@ def quality(**values: Any) -> None:
 
     switches = QualitySwitches(**values, chat=call.chat)
     call.run_set(measure_quality, switches, quality_table, identical_by_set=matches_by_set)
+
+
+@command.command("perplexity")
+@option("--text", "A UTF-8 text FILE, or sample: prose and code that ship with the engine.", "sample")
+@option("--chunk", "Tokens of a chunk, each read with empty caches.", 512)
+@option("--piece", "Positions a forward; it reads earlier ones from the caches.", 32)
+@option("--limit", "At most so many chunks [default: all].", type=int)
+@option("--max-increase", "Claim that the increase, nats a token, is no more (upper end).", type=float)
+@option("--model", "Folder of the target [default: shipped].", type=PATH)
+@kv_option
+@option("--quantize", "Pack the target's weights on loading.", metavar="BITS[,GROUP]")
+@dtype_option
+@report_options
+def perplexity(as_json: bool, report_path: Path | None, **values: Any) -> None:
+    """How much worse a text is predicted under a KV policy or with packed weights, in nats a token.
+
+    Every chunk is scored twice, with native caches and weights as stored and with --kv and --quantize. The
+    increase is the mean of the chunks' differences; its 95 % interval is Student's, over the chunks.
+
+    \b
+    Examples:
+      kakeya_engine eval perplexity --kv lattice-packed:e8,4
+      kakeya_engine eval perplexity --kv rotated:4,64 --max-increase 0.05 --report perplexity.json
+      kakeya_engine eval perplexity --model ~/models/qwen3-4b --quantize 4 --text wikitext.txt --limit 20
+    """  # noqa: D301 - click wants the character itself
+    request, runtime = take_request(values), prepare()
+    from engine.cli.progress import shown_progress
+    from engine.cli.tables import perplexity_table
+    from engine.config import Options
+    from engine.evaluation.perplexity import PerplexitySwitches, measure_perplexity, open_pair
+
+    options = take(Options, values)
+    switches = PerplexitySwitches(**values)
+    switches.check()
+    ours, native = open_pair(options)
+    with shown_progress() as progress:
+        report = measure_perplexity(ours, native, switches, runtime, progress=progress, request=request)
+    shared.conclude(report.document, store(report, report_path), None if as_json else perplexity_table)
 
 
 @command.command("server")

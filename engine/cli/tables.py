@@ -63,7 +63,7 @@ def figures(document: Document) -> Document:
         **{name: document[name] for name in ("kind", "claims")},
         "speed_not_claimed": document["configuration"].get("speed_not_claimed"),
         **{name: document["environment"][name] for name in ("blas", "device")},
-        **{name: document["summary"][name] for name in ("arms", "comparisons")},
+        **document["summary"],
         "divergences": len(document["divergences"]),
     }
 
@@ -182,6 +182,24 @@ def quality_table(document: Document) -> None:
     print_line(f"block and single-token logits differ by at most {error}")
     for name, arm in document["summary"]["arms"].items():
         print_line(f"{name}: {arm['runaway_samples']} of {arm['samples']} outputs run away in repetition")
+
+
+def perplexity_table(document: Document) -> None:
+    found, of = document["summary"]["perplexity"], document["perplexity"]
+    packed = f", weights packed {of['quantize']}" if of["quantize"] else ""
+    columns = ("nll:.4f", "perplexity:.3f", "bytes:,")
+    rows = []
+    for side, name in (("native", "native"), ("policy", f"{of['kv']}{packed}")):
+        names = (f"{side}_{column}" for column in columns)
+        rows.append([name, *_cells(found, *names)])
+    print_table("perplexity", ("<caches", "nll", "perplexity", "KV bytes"), rows)
+    low, high = found["nll_interval"] or (None, None)
+    interval = (
+        f" (95 %: {low:+.4f} to {high:+.4f})" if low is not None else " (too few chunks for an interval)"
+    )
+    bits = _cell(found["stored_bits_per_value"], ".3f")
+    print_line(f"increase: {found['nll_increase']:+.4f} nats a token{interval}; {bits} bits a coded value")
+    print_line(f"{found['chunks']} chunks, {found['tokens']} tokens, read {of['piece']} at a time")
 
 
 def checks_of(document: Document) -> dict[str, str | None]:

@@ -101,6 +101,7 @@ def build_report(
     divergences: Sequence[model.Divergence] = (),
     restarts: Sequence[model.Restart] = (),
     parity: model.ParityComparison | None = None,
+    perplexity: model.PerplexityComparison | None = None,
     request: ReportRequest | None = None,
 ) -> Report:
     """The report of finished arms, figures computed; EngineError where the format cannot hold it."""
@@ -126,7 +127,8 @@ def build_report(
         "divergences": tuple(divergences),
         "restarts": tuple(restarts),
         **({} if parity is None else {"parity": parity}),
-        "summary": summarise(arms, parity, one_graph=configuration.get("single_graph") is True),
+        **({} if perplexity is None else {"perplexity": perplexity}),
+        "summary": summarise(arms, parity, perplexity, one_graph=configuration.get("single_graph") is True),
     }
     with wrap_errors(lambda reason: EngineError(f"these results fit no report: {reason}")):
         return Report.model_validate(document)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from evidence_format.figures import Case
-from evidence_format.rules import claims, identity, memory, output, recall, rows
+from evidence_format.rules import claims, identity, memory, output, perplexity, recall, rows
 
 Check = Callable[[Case], Iterator[str]]
 
@@ -116,6 +116,9 @@ _REMEDIES: dict[Check, str] = {
     output.parity_tolerance: "Find the first round that differs; compare as tightly as the preset says.",
     output.parity_too_few: "Compare more rounds or more cases.",
     output.parity_self: "Compare with outputs that another implementation computed.",
+    perplexity.perplexity_inconsistent: "Do not edit chunks; if they were not edited, report a bug of the engine.",
+    perplexity.perplexity_vacuous: "Score a longer text that the model can read, under a policy that changes"
+    " something.",
     identity.environment_incomplete: f"{_OWN} A null git.sha is complete: an installed engine has no"
     " checkout, and source_sha256 names what ran.",
     identity.environment_impossible: _OWN,

@@ -69,6 +69,9 @@ def _arms(case: Case, claim: ReportClaim) -> tuple[Arm | None, Arm | None]:
 
 def _figure(case: Case, name: str, arm: Arm | None, other: Arm | None) -> float | None:
     if arm is None:
+        if name == "nll_increase":
+            interval = case.figures.perplexity.nll_interval if case.figures.perplexity else None
+            return interval[1] if interval else None
         return parity_difference(case.report.parity) if name == "parity" else None
     figures, pair = case.figures.arms[arm.name], compare(arm, other) if other else None
     if name in SPEED_CLAIMS:

@@ -47,19 +47,21 @@ def wrong_request(case: Case) -> Iterator[str]:
 
 
 def kind_mismatch(case: Case) -> Iterator[str]:
-    """The arms are not those of the report's kind: none, doubled names, two baselines, a probe or parity
-    report with rows, a comparison with a reference anywhere else, a kv report whose arms differ in more than
+    """The arms are not those of the report's kind: none, doubled names, two baselines, a probe, parity
+    or perplexity report with rows, a comparison with a reference or scored chunks anywhere else, a kv report whose arms differ in more than
     their KV policies.
     """
     report, kind, live = case.report, case.kind, case.report.liveness
     doubled = [name for name, count in Counter(arm.name for arm in report.arms).items() if count > 1]
     of_arms = report.arms or report.order or report.divergences or report.restarts or report.rounding
-    armless, is_carried = kind in ("probe", "parity"), of_arms or live.rounds or live.drafter_forwards
+    scored, armless = report.perplexity is not None, kind in ("probe", "parity", "perplexity")
+    is_carried = of_arms or live.rounds or live.drafter_forwards
     yield from faults(
         (doubled, f"several arms are called {several(doubled)}"),
         (len(case.baselines) > 1, "more than one arm is the baseline"),
         (len(report.with_role("oracle")) > 1, "more than one arm is the oracle"),
         ((report.parity is None) == (kind == "parity"), f"a {kind} report has parity: {bool(report.parity)}"),
+        (scored != (kind == "perplexity"), f"a {kind} report has perplexity: {scored}"),
         (armless and is_carried, f"a {kind} report carries arms, or counts what arms do"),
         (not armless and not case.rows, f"a {kind} report carries no rows"),
         (kind in ("recall", "quality", "kv") and not case.tested, f"a {kind} report has no arm under test"),
@@ -153,7 +155,7 @@ def environment_incomplete(case: Case) -> Iterator[str]:
     digests = [model.weights_sha256 for model in models.values()]
     no_digest = any(len(set(digest)) == 1 for digest in (git.source_sha256, *digests))
     needed = {
-        "target": bool(systems),
+        "target": bool(systems) or case.kind == "perplexity",
         "drafter": any(system.has_network for system in systems),
         "projector": any(system.restoration == "learned" for system in systems),
     }
