@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import NormalDist, fmean, median, stdev
+from typing import Any
 
 from evidence_format import model
 from evidence_format.claims import FEWEST_CHUNKS, SPEED_CLAIMS
@@ -92,11 +93,13 @@ def summarise(
     """What `summary` must say: each arm; those under test against the baseline, or else the oracle."""
     tested = [arm for arm in arms if arm.role == "sut"]
     references = [arm for arm in arms if arm.role == "baseline"] or [a for a in arms if a.role == "oracle"]
+    blocks: dict[str, Any] = {} if parity is None else {"parity": _summarise_parity(parity)}
+    if perplexity is not None:
+        blocks["perplexity"] = _summarise_perplexity(perplexity)
     return model.Summary(
         arms={arm.name: _summarise_arm(arm, one_graph) for arm in arms},
         comparisons=tuple(compare(arm, other) for arm in tested for other in references),
-        **({} if parity is None else {"parity": _summarise_parity(parity)}),
-        **({} if perplexity is None else {"perplexity": _summarise_perplexity(perplexity)}),
+        **blocks,
     )
 
 
@@ -215,7 +218,7 @@ def _summarise_perplexity(found: model.PerplexityComparison) -> model.Perplexity
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """The interval of a mean by Student's t with n - 1 degrees of freedom, of 8 values or more.
 
-    The quantile comes from the normal one by the series of Fisher and Cornish, exact to 1e-4 from 7 degrees on.
+    The quantile comes from the normal one by the series of Fisher and Cornish, exact to 1e-4 from 7 on.
     """
     z, degrees = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), len(values) - 1
     t = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)

@@ -509,8 +509,8 @@ class ParityComparison(Frozen):
 class ScoredChunk(Frozen):
     """One chunk of a text, read in pieces by both systems; a chunk begins with empty caches.
 
-    tokens: those predicted. native_nll, policy_nll: mean of -ln p over them, nats. native_bytes, policy_bytes:
-    resident after the chunk, measured. kv: of coded layers, distortion not measured.
+    tokens: those predicted. native_nll, policy_nll: mean of -ln p over them, nats. native_bytes,
+    policy_bytes: resident after the chunk, measured. kv: of coded layers, distortion not measured.
     """
 
     tokens: Positive

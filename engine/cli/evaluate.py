@@ -175,7 +175,7 @@ def quality(**values: Any) -> None:
 
 
 @command.command("perplexity")
-@option("--text", "A UTF-8 text FILE, or sample: prose and code that ship with the engine.", "sample")
+@option("--text", "A UTF-8 FILE, a shipped prompt set, or sample: prose and code.", "sample")
 @option("--chunk", "Tokens of a chunk, each read with empty caches.", 512)
 @option("--piece", "Positions a forward; it reads earlier ones from the caches.", 32)
 @option("--limit", "At most so many chunks [default: all].", type=int)

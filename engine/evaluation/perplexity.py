@@ -4,10 +4,11 @@ The text is cut into chunks of equal length. Each is read with empty caches, in 
 positions, first under the one system, then under the other; what a piece reads of earlier pieces comes out of
 the policy's caches. So a chunk gives a pair of figures, and their difference an interval:
 
-    nll = mean of -ln p(token | tokens before it in the chunk)        increase = mean over chunks of policy - native
+    nll       mean of -ln p(token | tokens before it in the chunk), nats
+    increase  mean over the chunks of the policy's nll less the native one
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ class PerplexitySwitches(measure.BoundedSwitches):
         super().check()
         if self.piece >= self.chunk:
             raise ConfigurationError(
-                f"--piece {self.piece} is not less than --chunk {self.chunk}: nothing would be read from caches"
+                f"--piece {self.piece} is not less than --chunk {self.chunk}: no chunk would read its caches"
             )
 
 
@@ -67,11 +68,7 @@ class Scores(NamedTuple):
 
 
 def open_pair(options: Options) -> tuple[Engine, Engine]:
-    """The engine under test, without a drafter, and the same target with native caches and unpacked weights."""
-    if options.drafter not in (None, "none"):
-        raise ConfigurationError(
-            f"--drafter {options.drafter}: no drafter takes part in a perplexity; leave it out"
-        )
+    """The engine under test, without a drafter; and its target with native caches and weights as stored."""
     ours = open_engine(replace(options, drafter="none", block="auto"))
     refuse_restoring(ours)
     if ours.policy == NATIVE and options.quantize is None:
@@ -144,18 +141,20 @@ def measure_perplexity(
 
 
 def read_text(name: str) -> str:
-    """The shipped sample, or a file's text; PromptError where it cannot be read."""
+    """The shipped sample, the texts of a shipped set, or a file; PromptError where it cannot be read."""
+    if name in SHIPPED_SETS:
+        return "\n\n".join(prompt.text for prompt in load_prompts(name) if prompt.text)
     file = SAMPLE_FILE if name == SAMPLE else Path(name)
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(
-            f"--text {name} cannot be read: {error}; give a UTF-8 text file, or {SAMPLE}"
+            f"--text {name} cannot be read: {error}; give a UTF-8 text file, {SAMPLE}, or a shipped prompt set"
         ) from None
 
 
 def chunks_of(engine: Engine, text: str, switches: PerplexitySwitches) -> tuple[list[int], list[list[int]]]:
-    """What the tokenizer puts before every text, and the text in chunks of equal length, the rest left out."""
+    """What the tokenizer puts before a text, and the text in chunks of equal length, the rest left out."""
     tokenizer, name = engine.target.tokenizer, switches.text
     beginning = tokens_of("", tokenizer, ChatSwitches(), name)
     tokens = tokens_of(text, tokenizer, ChatSwitches(), name)[len(beginning) :]
@@ -169,7 +168,7 @@ def chunks_of(engine: Engine, text: str, switches: PerplexitySwitches) -> tuple[
     return beginning, chunks[: switches.limit]
 
 
-def score(engine: Engine, tokens: Sequence[int], piece: int) -> Scores:
+def score(engine: Engine, tokens: list[int], piece: int) -> Scores:
     """Read a chunk in pieces through new caches of the engine's policy."""
     total = 0.0
     options = replace(engine.options, compiled=False)  # lengths of graphs would differ from chunk to chunk

@@ -116,7 +116,8 @@ _REMEDIES: dict[Check, str] = {
     output.parity_tolerance: "Find the first round that differs; compare as tightly as the preset says.",
     output.parity_too_few: "Compare more rounds or more cases.",
     output.parity_self: "Compare with outputs that another implementation computed.",
-    perplexity.perplexity_inconsistent: "Do not edit chunks; if they were not edited, report a bug of the engine.",
+    perplexity.perplexity_inconsistent: "Do not edit chunks; if they were not edited, report a bug"
+    " of the engine.",
     perplexity.perplexity_vacuous: "Score a longer text that the model can read, under a policy that changes"
     " something.",
     identity.environment_incomplete: f"{_OWN} A null git.sha is complete: an installed engine has no"

@@ -47,9 +47,9 @@ def wrong_request(case: Case) -> Iterator[str]:
 
 
 def kind_mismatch(case: Case) -> Iterator[str]:
-    """The arms are not those of the report's kind: none, doubled names, two baselines, a probe, parity
-    or perplexity report with rows, a comparison with a reference or scored chunks anywhere else, a kv report whose arms differ in more than
-    their KV policies.
+    """The arms are not those of the report's kind: none, doubled names, two baselines, a probe, parity or
+    perplexity report with rows, a comparison with a reference or scored chunks anywhere else, a kv report
+    whose arms differ in more than their KV policies.
     """
     report, kind, live = case.report, case.kind, case.report.liveness
     doubled = [name for name, count in Counter(arm.name for arm in report.arms).items() if count > 1]

@@ -16,8 +16,8 @@ BITS = 1e-9  # relative slack of bits a value
 
 
 def perplexity_inconsistent(case: Case) -> Iterator[str]:
-    """Chunks of a perplexity report are not of one length, one occurs twice, the policy is none or is not what
-    the configuration says, or the codes take bits a value that the policy cannot give.
+    """Chunks of a perplexity report are not of one length, one occurs twice, the policy is none or is not
+    what the configuration says, or the codes take bits a value that the policy cannot give.
     """
     if (found := case.report.perplexity) is None:
         return
