@@ -23,6 +23,7 @@ from engine.device import Runtime, read_float, wait
 from engine.errors import ConfigurationError, PromptError
 from engine.evaluation import measure
 from engine.evaluation.environment import LoadWatch, describe
+from engine.evaluation.prompts import SHIPPED_SETS, load_prompts
 from engine.evaluation.report import build_report, now
 from engine.evaluation.throughput import refuse_restoring
 from engine.generate import ChatSwitches, tokens_of
@@ -149,7 +150,7 @@ def read_text(name: str) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(
-            f"--text {name} cannot be read: {error}; give a UTF-8 text file, {SAMPLE}, or a shipped prompt set"
+            f"--text {name} cannot be read: {error}; give a UTF-8 text file, {SAMPLE}, or a prompt set"
         ) from None
 
 
