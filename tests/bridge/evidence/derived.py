@@ -7,6 +7,7 @@ change one thing and keep the rest true.
 from __future__ import annotations
 
 import hashlib
+import math
 from statistics import median
 from typing import Any
 
@@ -56,9 +57,43 @@ def summary(document: Document) -> Document:
     if document["configuration"].get("single_graph") is True:
         for one in document["arms"]:
             arms[one["name"]]["block_s"] = _block_times(one["samples"])
-    return (
-        found | {"parity": _parity_summary(document["parity"]["rounds"])} if "parity" in document else found
-    )
+    if "parity" in document:
+        found["parity"] = _parity_summary(document["parity"]["rounds"])
+    if "perplexity" in document:
+        found["perplexity"] = _perplexity_summary(document["perplexity"]["chunks"])
+    return found
+
+
+def _perplexity_summary(chunks: list[Document]) -> Document:
+    count = len(chunks)
+    native, policy = (sum(each[name] for each in chunks) / count for name in ("native_nll", "policy_nll"))
+    differences = [each["policy_nll"] - each["native_nll"] for each in chunks]
+    middle, interval = sum(differences) / count, None
+    if count >= 8:
+        spread = math.sqrt(sum((each - middle) ** 2 for each in differences) / (count - 1) / count)
+        half = student(count - 1) * spread
+        interval = [middle - half, middle + half]
+    stored, values = (sum(each["kv"][of] for each in chunks if each["kv"]) for of in ("bytes", "values"))
+    return {
+        "chunks": count,
+        "tokens": sum(each["tokens"] for each in chunks),
+        "native_nll": native,
+        "policy_nll": policy,
+        "native_perplexity": math.exp(native),
+        "policy_perplexity": math.exp(policy),
+        "nll_increase": middle,
+        "nll_interval": interval,
+        "stored_bits_per_value": 8 * stored / values if values else None,
+        "native_bytes": max(each["native_bytes"] for each in chunks),
+        "policy_bytes": max(each["policy_bytes"] for each in chunks),
+    }
+
+
+def student(degrees: int) -> float:
+    """The quantile by the stated series, which tests.evidence_format.test_figures holds against a table."""
+    z = 1.959963984540054
+    found = z + (z**3 + z) / 4 / degrees + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / degrees**2
+    return found + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / degrees**3
 
 
 def _block_times(rows: list[Document]) -> Document | None:
