@@ -44,7 +44,9 @@ class Case:
     def __init__(self, report: Report, binding: Binding | None = None) -> None:
         one_graph = report.configuration.get("single_graph") is True
         self.report, self.binding = report, binding
-        self.figures = summarise(report.arms, report.parity, report.perplexity, one_graph=one_graph)
+        self.figures = summarise(
+            report.arms, report.parity, report.perplexity, one_graph=one_graph, cut=report.cuts_loops
+        )
         self.kind, self.configuration, self.claims = report.kind, report.configuration, report.claims
         self.tested, self.baselines = report.with_role("sut"), report.with_role("baseline")
         self.references = self.baselines + report.with_role("oracle")  # what others are compared with
@@ -59,6 +61,14 @@ class Case:
         unique = {(arm.name, other.name): (arm, other) for arm, other in pairs if other}
         self.speed_pairs = list(unique.values())
         self.speed_arms = list({arm.name: arm for pair in self.speed_pairs for arm in pair}.values())
+
+    def compare(self, arm: Arm, other: Arm) -> model.Comparison:
+        """The figures of one arm relative to another, loops cut where the report says so."""
+        return compare(arm, other, cut=self.report.cuts_loops)
+
+    def timed(self, arm: Arm) -> Arm:
+        """The part of an arm that counts for its speed and acceptance."""
+        return arm.before_loops if self.report.cuts_loops else arm
 
     def claims_of(self, *names: str) -> Iterator[tuple[model.ReportClaim, Arm]]:
         """The claims of these names about an arm that is there, and the arm."""
@@ -89,6 +99,7 @@ def summarise(
     perplexity: model.PerplexityComparison | None = None,
     *,
     one_graph: bool = False,
+    cut: bool = False,
 ) -> model.Summary:
     """What `summary` must say: each arm; those under test against the baseline, or else the oracle."""
     tested = [arm for arm in arms if arm.role == "sut"]
@@ -97,21 +108,22 @@ def summarise(
     if perplexity is not None:
         blocks["perplexity"] = _summarise_perplexity(perplexity)
     return model.Summary(
-        arms={arm.name: _summarise_arm(arm, one_graph) for arm in arms},
-        comparisons=tuple(compare(arm, other) for arm in tested for other in references),
+        arms={arm.name: _summarise_arm(arm, one_graph, cut) for arm in arms},
+        comparisons=tuple(compare(arm, other, cut=cut) for arm in tested for other in references),
         **blocks,
     )
 
 
-def _summarise_arm(arm: Arm, one_graph: bool) -> model.ArmSummary:
-    samples, (decode_rate, end_to_end_rate) = arm.samples, _rates(arm.samples)
-    accepted = [turn.accepted for turn in arm.rounds if turn.block >= 2]
+def _summarise_arm(arm: Arm, one_graph: bool, cut: bool) -> model.ArmSummary:
+    timed, samples = arm.before_loops if cut else arm, arm.samples
+    decode_rate, end_to_end_rate = _rates(timed.samples)
+    accepted = [turn.accepted for turn in timed.rounds if turn.block >= 2]
     kept = [sample.kv for sample in samples if sample.kv is not None]
     return model.ArmSummary(
         samples=len(samples),
         generated_tokens=sum(len(sample.tokens) for sample in samples),
         decoded_tokens=sum(sample.decoded for sample in samples),
-        median_decoded_tokens=median([sample.decoded for sample in samples] or [0]),
+        median_decoded_tokens=median([sample.decoded for sample in timed.samples] or [0]),
         decode_tokens_per_s=decode_rate,
         end_to_end_tokens_per_s=end_to_end_rate,
         verify_rounds=len(accepted),
@@ -133,11 +145,12 @@ def _block_times(arm: Arm) -> model.BlockTimes:
     )
 
 
-def compare(arm: Arm, baseline: Arm) -> model.Comparison:
-    """The figures of `arm` relative to `baseline` over the prompts both ran."""
+def compare(arm: Arm, baseline: Arm, *, cut: bool = False) -> model.Comparison:
+    """The figures of `arm` relative to `baseline` over the prompts both ran; `cut`: speeds before loops."""
     pairs = pair_samples(arm, baseline)
-    ours, theirs = [sample for sample, _ in pairs], [sample for _, sample in pairs]
-    ratios = [quotient(plain.step_s, sample.step_s) for sample, plain in pairs]
+    timed = [(ours.before_loop, plain.before_loop) for ours, plain in pairs] if cut else pairs
+    ours, theirs = [sample for sample, _ in timed], [sample for _, sample in timed]
+    ratios = [quotient(plain.step_s, sample.step_s) for sample, plain in timed]
     known = [ratio for ratio in ratios if ratio is not None]
     (decode, end_to_end), (plain_decode, plain_end_to_end) = _rates(ours), _rates(theirs)
     return model.Comparison(

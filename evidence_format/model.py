@@ -17,9 +17,10 @@ from pydantic.annotated_handlers import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from evidence_format.policies import NATIVE, PolicySpec, policy_of
-from evidence_format.text import shown
+from evidence_format.text import loop_start, shown
 
 OUR_LOOP, PLAIN_LOOP = "kakeya.decode", "mlx_lm.generate.generate_step"
+CUT_LOOPS = "cut"  # what `configuration.loops` says of that rule
 WEIGHTLESS = "prompt-lookup"  # the drafter without a network
 SCHEMA_ID: Literal["kakeya.evidence/1"] = "kakeya.evidence/1"
 TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z$"
@@ -31,7 +32,7 @@ _OF_ALL = """
 command model_id quantize dtype drafter drafter_settings projector block kv compiled fused_kernels
 single_graph prefill_chunk blas_threads resumed prompts limit max_tokens seed chat thinking channel_prefix
 system batch context depths per_depth policies answer_tokens speed_prompts speed_limit ignore_stops
-text chunk piece max_increase
+text chunk piece max_increase loops
 claim claim_parity claim_bytes min_stops min_speedup min_match min_recall speed_not_claimed golden tolerance
 product_gflop_per_s blas_fast blas_how ring_rollback_exact peak_memory_bytes clients transport
 checks checks_failed
@@ -344,6 +345,34 @@ class Sample(Frozen):
         return quotient(self.decode_s, self.decoded)
 
     @property
+    def context_class(self) -> int:
+        """Rows of one class have like contexts, within a factor of two: the same work a decoded token."""
+        return (2 * self.prompt_tokens + self.decoded).bit_length()
+
+    @property
+    def before_loop(self) -> Sample:
+        """The row up to where its text begins to loop, if it does: what counts for speed and acceptance.
+
+        Of rounds, up to the end of the one in which that is, and their share of the row's time; of plain
+        decoding as many steps.
+        """
+        start = loop_start(self.tokens)
+        if start is None:
+            return self
+        wanted, decoded, spent, kept = max(start - 1, 0), 0, 0.0, 0
+        for turn in self.rounds:
+            if decoded >= wanted:
+                break
+            decoded, kept = decoded + turn.accepted + 1, kept + 1
+            spent += turn.draft_s + turn.verify_s
+        decoded = min(decoded, self.decoded) if self.rounds else wanted
+        whole = sum(turn.draft_s + turn.verify_s for turn in self.rounds) if self.rounds else self.decoded
+        share = quotient(spent if self.rounds else wanted, whole) or 0.0
+        seconds = None if self.decode_s is None else self.decode_s * share
+        cut = {"tokens": self.tokens[: decoded + 1], "rounds": self.rounds[:kept], "decode_s": seconds}
+        return self.model_copy(update=cut)
+
+    @property
     def answer(self) -> str:
         """The text in which an answer counts: without its reasoning, where that was stripped."""
         return self.text if self.answer_text is None else self.answer_text
@@ -398,6 +427,11 @@ class Arm(Frozen):
     def label(self) -> str:
         """The name, quoted for a message."""
         return shown(self.name)
+
+    @property
+    def before_loops(self) -> Arm:
+        """The arm with every row up to where its text begins to loop."""
+        return self.model_copy(update={"samples": tuple(sample.before_loop for sample in self.samples)})
 
     @property
     def prompts(self) -> frozenset[str]:
@@ -646,6 +680,11 @@ class Report(Frozen):
     def document(self) -> dict[str, Any]:
         """The report as JSON values, without what was left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    @property
+    def cuts_loops(self) -> bool:
+        """Whether the run was made under the rule that loops count for no speed and no acceptance."""
+        return self.configuration.get("loops") == CUT_LOOPS
 
     def arm(self, name: str) -> Arm | None:
         """The arm of that name."""

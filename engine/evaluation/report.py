@@ -128,7 +128,13 @@ def build_report(
         "restarts": tuple(restarts),
         **({} if parity is None else {"parity": parity}),
         **({} if perplexity is None else {"perplexity": perplexity}),
-        "summary": summarise(arms, parity, perplexity, one_graph=configuration.get("single_graph") is True),
+        "summary": summarise(
+            arms,
+            parity,
+            perplexity,
+            one_graph=configuration.get("single_graph") is True,
+            cut=configuration.get("loops") == model.CUT_LOOPS,
+        ),
     }
     with wrap_errors(lambda reason: EngineError(f"these results fit no report: {reason}")):
         return Report.model_validate(document)

@@ -48,12 +48,13 @@ def interleaved(arms: list[Document]) -> list[list[str]]:
 
 def summary(document: Document) -> Document:
     """The summary, written independently of the gate's own arithmetic."""
-    arms = {one["name"]: _arm_summary(one["samples"]) for one in document["arms"]}
+    cut = document["configuration"].get("loops") == "cut"
+    arms = {one["name"]: _arm_summary(one["samples"], cut=cut) for one in document["arms"]}
     baselines, oracles, tested = (
         [one for one in document["arms"] if one["role"] == role] for role in ("baseline", "oracle", "sut")
     )
     pairs = [(a, b) for a in tested for b in (baselines if baselines else oracles)]
-    found: Document = {"arms": arms, "comparisons": [_comparison(a, b) for a, b in pairs]}
+    found: Document = {"arms": arms, "comparisons": [_comparison(a, b, cut=cut) for a, b in pairs]}
     if document["configuration"].get("single_graph") is True:
         for one in document["arms"]:
             arms[one["name"]]["block_s"] = _block_times(one["samples"])
@@ -122,7 +123,39 @@ def _parity_summary(rounds: list[Document]) -> Document:
     }
 
 
-def _arm_summary(rows: list[Document]) -> Document:
+def _before_loop(row: Document, *, cut: bool) -> Document:
+    """The row, or where loops are cut what it is up to the first repetition."""
+    tokens = row["tokens"]
+    if not cut or not _loops(tokens):
+        return row
+    cycle = next(each for each in range(1, 17) if tokens[-48:][each:] == tokens[-48:][:-each])
+    start = len(tokens)
+    while start > cycle and tokens[start - 1] == tokens[start - 1 - cycle]:
+        start -= 1
+    steps, rounds, spent = 0, [], 0.0
+    for turn in row["rounds"]:
+        if steps < start - 1:
+            rounds.append(turn)
+            steps += turn["accepted"] + 1
+            spent += turn["draft_s"] + turn["verify_s"]
+    whole = sum(turn["draft_s"] + turn["verify_s"] for turn in row["rounds"])
+    steps = steps if rounds else start - 1
+    share = spent / whole if rounds else steps / (len(tokens) - 1)
+    return row | {"tokens": tokens[: steps + 1], "rounds": rounds, "decode_s": row["decode_s"] * share}
+
+
+def _arm_summary(rows: list[Document], *, cut: bool = False) -> Document:
+    timed = [_before_loop(row, cut=cut) for row in rows]
+    return _whole_rows(rows) | {
+        name: figure for name, figure in _whole_rows(timed).items() if name in _OF_SPEED
+    }
+
+
+_OF_SPEED = {"median_decoded_tokens", "decode_tokens_per_s", "end_to_end_tokens_per_s", "acceptance_length"}
+_OF_SPEED |= {"verify_rounds"}
+
+
+def _whole_rows(rows: list[Document]) -> Document:
     generated = decoded = verified = confirmed = 0
     decode_s = total_s = 0.0
     scored = hits = 0
@@ -170,10 +203,12 @@ def _loops(tokens: list[int]) -> bool:
     return len(tail) == 48 and any(tail[cycle:] == tail[:-cycle] for cycle in range(1, 17))
 
 
-def _comparison(tested: Document, plain: Document) -> Document:
+def _comparison(tested: Document, plain: Document, *, cut: bool) -> Document:
     theirs = {row["prompt_id"]: row for row in plain["samples"]}
     both = [(row, theirs[row["prompt_id"]]) for row in tested["samples"] if row["prompt_id"] in theirs]
-    fast, slow = _arm_summary([a for a, _ in both]), _arm_summary([b for _, b in both])
+    equal = sum(a["tokens"] == b["tokens"] for a, b in both)
+    both = [(_before_loop(a, cut=cut), _before_loop(b, cut=cut)) for a, b in both]
+    fast, slow = _whole_rows([a for a, _ in both]), _whole_rows([b for _, b in both])
     ratios = []
     for a, b in both:
         if (
@@ -194,6 +229,6 @@ def _comparison(tested: Document, plain: Document) -> Document:
         "decode_ratio": over("decode_tokens_per_s"),
         "median_decode_ratio": median(ratios) if ratios else None,
         "end_to_end_ratio": over("end_to_end_tokens_per_s"),
-        "identical_samples": sum(a["tokens"] == b["tokens"] for a, b in both),
+        "identical_samples": equal,
         "compared_samples": len(both),
     }
