@@ -18,7 +18,7 @@ from engine.evaluation import environment
 from engine.evaluation.environment import LoadWatch, disturbance
 from evidence_format.model import Arm, OtherLoad, Sample
 from tests.bridge.evidence import reports
-from tests.evidence_format.rules.speed import block_1
+from tests.bridge.evidence.rules.speed import block_1
 
 
 def git(folder: Path, *argv: str) -> str:
