@@ -119,6 +119,11 @@ def _summarise_arm(arm: Arm, one_graph: bool, cut: bool) -> model.ArmSummary:
     decode_rate, end_to_end_rate = _rates(timed.samples)
     accepted = [turn.accepted for turn in timed.rounds if turn.block >= 2]
     kept = [sample.kv for sample in samples if sample.kv is not None]
+    tasks = [sample.task for sample in samples if sample.task is not None]
+    optional: dict[str, Any] = {"block_s": _block_times(arm) if arm.rounds else None} if one_graph else {}
+    if tasks:
+        optional["pass_at_1"] = _share([task.solved for task in tasks])
+        optional["compiled"] = _share([task.compiles for task in tasks])
     return model.ArmSummary(
         samples=len(samples),
         generated_tokens=sum(len(sample.tokens) for sample in samples),
@@ -134,8 +139,13 @@ def _summarise_arm(arm: Arm, one_graph: bool, cut: bool) -> model.ArmSummary:
         key_distortion=_mean([kv.key_distortion for kv in kept]),
         value_distortion=_mean([kv.value_distortion for kv in kept]),
         runaway_samples=sum(degeneration(sample.tokens) is not None for sample in samples),
-        **({"block_s": _block_times(arm) if arm.rounds else None} if one_graph else {}),
+        **optional,
     )
+
+
+def _share(found: Sequence[bool | None]) -> float | None:
+    known = [each for each in found if each is not None]
+    return quotient(sum(known), len(known))
 
 
 def _block_times(arm: Arm) -> model.BlockTimes:

