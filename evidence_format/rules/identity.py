@@ -13,7 +13,7 @@ from evidence_format.claims import MOST_OTHER_CPU, MOST_SERVICE_CPU, WATCHED
 from evidence_format.figures import Case, faults
 from evidence_format.model import OF_GENERATE, SWITCHES, Sample
 from evidence_format.policies import AFFINE_BITS
-from evidence_format.prompt_sets import known_sets
+from evidence_format.prompt_sets import IN_ALL, known_sets
 from evidence_format.text import several, shown
 
 CLOCK_SLACK = timedelta(seconds=2)  # reports and runners may write whole seconds
@@ -112,7 +112,7 @@ def prompt_set_mismatch(case: Case) -> Iterator[str]:
 def _selected(case: Case, switch: str, limit: str, seed: object = 0) -> set[str]:
     """The shipped prompts that a switch selects, drawn as the engine does; ValueError for another value."""
     sets, value, count = known_sets().sets, case.configuration.get(switch), case.configuration.get(limit)
-    names = tuple(sets) if value == "all" else tuple(value.split(",")) if isinstance(value, str) else ()
+    names = IN_ALL if value == "all" else tuple(value.split(",")) if isinstance(value, str) else ()
     if not names or any(name not in sets for name in names):
         return set()  # a file, or generated prompts
     if count is not None and (type(count) is not int or count < 1):

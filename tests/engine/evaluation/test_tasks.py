@@ -69,10 +69,10 @@ def test_without_execution_a_function_is_compiled_only(tmp_path: Path):
     "program",
     [
         "import socket; socket.create_connection(('127.0.0.1', 1), 1)",
-        "open('/tmp/../outside', 'w')",
+        "open('/usr/written', 'w')",
         "open(SECRET).read()",
         "raise SystemExit(0)",
-        "while True: pass",
+        pytest.param("while True: pass", marks=pytest.mark.slow),
     ],
 )
 def test_a_program_is_isolated_and_has_to_come_to_its_end(program: str, tmp_path: Path):
@@ -110,7 +110,7 @@ def test_problems_are_read_from_a_wheel(tmp_path: Path):
 
 
 def test_unusable_problems_are_refused(tmp_path: Path):
-    with pytest.raises(PromptError, match="cannot be read: .*; give HumanEval.jsonl"):
+    with pytest.raises(PromptError, match=r"cannot be read: .*; give HumanEval"):
         humaneval_tasks(str(tmp_path / "absent.jsonl"), None, execute=False)
     with pytest.raises(PromptError, match="line 1 has no 'test'; give problems as"):
         humaneval_tasks(
@@ -124,10 +124,9 @@ def test_unusable_problems_are_refused(tmp_path: Path):
 
 def test_sums_are_scored_and_the_gate_checks_the_score(folders: tuple[Path, Path], tmp_path: Path):
     sums = tmp_path / "sums.jsonl"
-    sums.write_text(
-        "\n".join(json.dumps({"question": f"{n} + 1?", "answer": f"#### {n + 1}"}) for n in (1, 2))
-    )
-    engine = open_engine(Options(folders[0], "prompt-lookup"))
+    asked = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in (1, 2)]
+    sums.write_text("\n".join(map(json.dumps, asked)))
+    engine = open_engine(Options(folders[0], str(folders[1]), block="4"))
     tasks = gsm8k_tasks(str(sums), None, chat=False)
     switches = TaskSwitches(prompts=str(sums), max_tokens=6)
     document = check(measure_tasks(engine, tasks, switches, prepare(), progress=quiet))
