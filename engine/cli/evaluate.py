@@ -159,15 +159,13 @@ def kv(**values: Any) -> None:
 
 
 @command.command("acceptance")
-@option(
-    "--policies", "What --kv takes, beside native [default: lattices of Q 38, 10, 4].", metavar="'SPEC …'"
-)
+@option("--policies", "Beside native [default: lattices of Q 38, 10, 4].", metavar="'SPEC …'")
 @option("--prompts", "Prompts without needles: sets, or a FILE.jsonl.", "code,maths", dest="speed_prompts")
 @option("--limit", "At most so many of each kind.", 5, dest="speed_limit")
 @option("--max-tokens", "Tokens to generate for one.", 64)
 @common_options
 def acceptance(**values: Any) -> None:
-    """Acceptance matrix: how many tokens a verify gives under native caches and lattices of falling precision.
+    """Acceptance matrix: tokens a verify under native caches and lattices of falling precision.
 
     A kv report without retrieval prompts: the same prompts, drafter and block, a policy each arm. Loops count
     for no acceptance and no speed. For another drafter run it again with --drafter.

@@ -73,7 +73,7 @@ class Prompt:
 def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Prompt]:
     """Read prompts, at most ``limit`` of each kind; a seed other than 0 shuffles.
 
-    ``name``: ``code``, ``chat``, ``retrieval``, ``maths``, several of them joined by commas, ``all``, or a file.
+    ``name``: a shipped set, several of them joined by commas, ``all``, or a file.
     """
     names = IN_ALL if name == "all" else tuple(name.split(","))
     is_shipped = all(part in SHIPPED_SETS for part in names)
