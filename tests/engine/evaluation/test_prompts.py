@@ -23,6 +23,7 @@ FACT = "The secret code of Maren is 4821."
 HAYSTACK = (
     f"The river is wide. {FACT} The hill is green. Question: what is the secret code of Maren? Answer: "
 )
+from evidence_format.prompt_sets import IN_ALL
 
 
 def needle_row(**changes: Any) -> dict[str, Any]:
