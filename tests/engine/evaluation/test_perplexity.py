@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from bridge.evidence.gate import judge
+from engine.cli import run
 from engine.config import Engine, Options, open_engine
 from engine.device import prepare
 from engine.errors import ConfigurationError, PromptError
@@ -103,3 +104,18 @@ def test_what_says_nothing_is_refused(folders: tuple[Path, Path], tmp_path: Path
         measured(open_pair(Options(folders[0], kv="lattice-packed:e8,4@all")), text=str(short))
     with pytest.raises(PromptError, match="claimed of 8 chunks or more, and the text has 2"):
         measured(open_pair(Options(folders[0], kv="lattice-packed:e8,4@all")), limit=2, max_increase=0.1)
+
+
+def test_the_command_says_what_the_gate_will_say(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A model of random weights predicts nothing; the gate, asked by itself, agrees."""
+    report = tmp_path / "perplexity.json"
+    options = ["--kv", "lattice-packed:e8,4@all", "--text", "code", "--chunk", "32", "--piece", "8"]
+    given = ["--model", str(folders[0]), "--limit", "2", "--report", str(report)]
+    assert run(["eval", "perplexity", *options, *given]) == 0
+    out = capsys.readouterr().out
+    gate = json.loads(out.strip().splitlines()[-1])["gate"]
+    broken = [(each.code, each.message) for each in judge(report.read_bytes()).violations]
+    assert [(each["code"], each["message"]) for each in gate["violations"]] == broken
+    assert ("the gate will accept this report" in out) == gate["accepted"] == (not broken)

@@ -18,12 +18,12 @@ from engine.evaluation.prompts import (
     refuse_unsound,
 )
 from engine.target.loading import load_target
+from evidence_format.prompt_sets import IN_ALL
 
 FACT = "The secret code of Maren is 4821."
 HAYSTACK = (
     f"The river is wide. {FACT} The hill is green. Question: what is the secret code of Maren? Answer: "
 )
-from evidence_format.prompt_sets import IN_ALL
 
 
 def needle_row(**changes: Any) -> dict[str, Any]:
