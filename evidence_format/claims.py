@@ -10,6 +10,7 @@ from typing import Literal
 
 SPEED_CLAIMS = frozenset({"speedup", "no_slowdown"})
 FEWEST_SAMPLES, FEWEST_TOKENS = 5, 32  # of a speed
+FEWEST_CHUNKS = 8  # of an interval of perplexity
 LARGEST_SPREAD = 3.0
 # A row this short, or a difference this small, is a hiccup of the scheduler and not a spread of the work.
 SPREAD_TOKENS, SPREAD_S = 16, 0.025
@@ -54,6 +55,7 @@ CLAIMS = {
     "natural_stops": ClaimKind("at_least", lowest=0.5, highest=1.0),
     "machine": ClaimKind(of_arm=False),
     "parity": ClaimKind("at_most", lowest=-1e15, of_arm=False),
+    "nll_increase": ClaimKind("at_most", highest=100.0, of_arm=False),  # of its interval's upper end
 }
 # Claims of the same tokens, and of a figure over the arm's own prompts.
 SAMENESS = frozenset({"identical_output", "exact_match"})

@@ -17,9 +17,10 @@ from pydantic.annotated_handlers import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from evidence_format.policies import NATIVE, PolicySpec, policy_of
-from evidence_format.text import shown
+from evidence_format.text import loop_start, shown
 
 OUR_LOOP, PLAIN_LOOP = "kakeya.decode", "mlx_lm.generate.generate_step"
+CUT_LOOPS = "cut"  # what `configuration.loops` says of that rule
 WEIGHTLESS = "prompt-lookup"  # the drafter without a network
 SCHEMA_ID: Literal["kakeya.evidence/1"] = "kakeya.evidence/1"
 TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z$"
@@ -31,6 +32,7 @@ _OF_ALL = """
 command model_id quantize dtype drafter drafter_settings projector block kv compiled fused_kernels
 single_graph prefill_chunk blas_threads resumed prompts limit max_tokens seed chat thinking channel_prefix
 system batch context depths per_depth policies answer_tokens speed_prompts speed_limit ignore_stops
+text chunk piece max_increase loops execute retrieval
 claim claim_parity claim_bytes min_stops min_speedup min_match min_recall speed_not_claimed golden tolerance
 product_gflop_per_s blas_fast blas_how ring_rollback_exact peak_memory_bytes clients transport
 checks checks_failed
@@ -93,6 +95,7 @@ Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
 Bound = Annotated[float, _AsGiven()]
 Share = Annotated[float, Field(ge=0, le=1)]
+Nats = Annotated[float, Field(ge=0, le=100)]
 Time = Annotated[
     datetime,
     Field(strict=False),
@@ -112,7 +115,7 @@ Layers = Annotated[
 Role = Literal["target", "drafter", "projector"]
 ArmRole = Literal["sut", "baseline", "oracle", "control"]
 Control = Literal["exact", "noise", "zeros", "no_needle", "block_1", "ignore_stops"]
-Kind = Literal["throughput", "recall", "kv", "parity", "probe", "quality"]
+Kind = Literal["throughput", "recall", "kv", "parity", "probe", "quality", "perplexity"]
 
 
 def quotient(numerator: float | None, denominator: float | None) -> float | None:
@@ -153,6 +156,7 @@ class ReportClaim(Frozen):
         "restoration",
         "natural_stops",
         "parity",
+        "nll_increase",
         "machine",
     ]
     arm: Omissible[Word] = None
@@ -266,6 +270,15 @@ class NeedleResult(Frozen):
     hit: bool
 
 
+class TaskResult(Frozen):
+    """What a text is worth as an answer. compiles: of a program; solved: null where no test was run."""
+
+    name: Literal["humaneval", "gsm8k"]
+    expected: ShortText | None
+    compiles: bool | None
+    solved: bool | None
+
+
 class KVRecord(Frozen):
     """What a KV policy held otherwise than natively: layers, their keys and values, the bytes of the codes.
 
@@ -309,6 +322,7 @@ class Sample(Frozen):
     kept_positions: Omissible[Count] = None
     restored_positions: Omissible[Count] = None
     needle: Omissible[NeedleResult] = None
+    task: Omissible[TaskResult] = None
 
     @property
     def decoded(self) -> int:
@@ -339,6 +353,34 @@ class Sample(Frozen):
     def step_s(self) -> float | None:
         """Seconds per decoded token, where both are there and the quotient is finite."""
         return quotient(self.decode_s, self.decoded)
+
+    @property
+    def context_class(self) -> int:
+        """Rows of one class have like contexts, within a factor of two: the same work a decoded token."""
+        return (2 * self.prompt_tokens + self.decoded).bit_length()
+
+    @property
+    def before_loop(self) -> Sample:
+        """The row up to where its text begins to loop, if it does: what counts for speed and acceptance.
+
+        Of rounds, up to the end of the one in which that is, and their share of the row's time; of plain
+        decoding as many steps.
+        """
+        start = loop_start(self.tokens)
+        if start is None:
+            return self
+        wanted, decoded, spent, kept = max(start - 1, 0), 0, 0.0, 0
+        for turn in self.rounds:
+            if decoded >= wanted:
+                break
+            decoded, kept = decoded + turn.accepted + 1, kept + 1
+            spent += turn.draft_s + turn.verify_s
+        decoded = min(decoded, self.decoded) if self.rounds else wanted
+        whole = sum(turn.draft_s + turn.verify_s for turn in self.rounds) if self.rounds else self.decoded
+        share = quotient(spent if self.rounds else wanted, whole) or 0.0
+        seconds = None if self.decode_s is None else self.decode_s * share
+        cut = {"tokens": self.tokens[: decoded + 1], "rounds": self.rounds[:kept], "decode_s": seconds}
+        return self.model_copy(update=cut)
 
     @property
     def answer(self) -> str:
@@ -395,6 +437,11 @@ class Arm(Frozen):
     def label(self) -> str:
         """The name, quoted for a message."""
         return shown(self.name)
+
+    @property
+    def before_loops(self) -> Arm:
+        """The arm with every row up to where its text begins to loop."""
+        return self.model_copy(update={"samples": tuple(sample.before_loop for sample in self.samples)})
 
     @property
     def prompts(self) -> frozenset[str]:
@@ -503,6 +550,40 @@ class ParityComparison(Frozen):
         return any(turn.hidden_max_abs is not None for turn in self.rounds)
 
 
+class ScoredChunk(Frozen):
+    """One chunk of a text, read in pieces by both systems; a chunk begins with empty caches.
+
+    tokens: those predicted. native_nll, policy_nll: mean of -ln p over them, nats. native_bytes,
+    policy_bytes: resident after the chunk, measured. kv: of coded layers, distortion not measured.
+    """
+
+    tokens: Positive
+    tokens_sha256: Digest
+    native_nll: Nats
+    policy_nll: Nats
+    native_bytes: Positive
+    policy_bytes: Positive
+    kv: KVRecord | None
+
+
+class PerplexityComparison(Frozen):
+    """A text under a KV policy, perhaps with packed weights, against native caches and weights as stored.
+
+    piece: positions a forward; what it reads of earlier pieces comes out of the policy's caches.
+    """
+
+    text_sha256: Digest
+    piece: Positive
+    kv: Word
+    quantize: ShortText | None
+    chunks: Many[ScoredChunk] = Field(max_length=4096)
+
+    @property
+    def policy(self) -> PolicySpec | None:
+        """The declared KV policy, where it is one."""
+        return policy_of(self.kv)
+
+
 class BlockTimes(Frozen):
     """Seconds of draft and verification: of the first blocks, of the longest, and the mean of all."""
 
@@ -512,7 +593,10 @@ class BlockTimes(Frozen):
 
 
 class ArmSummary(Frozen):
-    """Figures of one arm. block_s: only where configuration.single_graph is true, null without rounds."""
+    """Figures of one arm. block_s: only where configuration.single_graph is true, null without rounds.
+
+    pass_at_1: share of the tasks solved; compiled: share of the programs that compile. Only with tasks.
+    """
 
     samples: Count
     generated_tokens: Count
@@ -529,6 +613,8 @@ class ArmSummary(Frozen):
     value_distortion: Amount | None
     runaway_samples: Count
     block_s: BlockTimes | None = None
+    pass_at_1: Share | None = None
+    compiled: Share | None = None
 
 
 class Comparison(Frozen):
@@ -556,12 +642,29 @@ class ParitySummary(Frozen):
     paths_compared: Count
 
 
+class PerplexitySummary(Frozen):
+    """Figures of a perplexity report. nll_interval: 95 %, of the increase; null with fewer than 8 chunks."""
+
+    chunks: Count
+    tokens: Count
+    native_nll: Amount | None
+    policy_nll: Amount | None
+    native_perplexity: Amount | None
+    policy_perplexity: Amount | None
+    nll_increase: float | None
+    nll_interval: tuple[float, float] | None
+    stored_bits_per_value: Amount | None
+    native_bytes: Count | None
+    policy_bytes: Count | None
+
+
 class Summary(Frozen):
     """Everything derived from the rows."""
 
     arms: dict[str, ArmSummary]
     comparisons: Many[Comparison] = Field(max_length=64)
     parity: Omissible[ParitySummary] = None
+    perplexity: Omissible[PerplexitySummary] = None
 
 
 class Report(Frozen):
@@ -585,12 +688,18 @@ class Report(Frozen):
     divergences: Many[Divergence] = Field(max_length=10_000)
     restarts: Many[Restart] = Field(max_length=16)
     parity: Omissible[ParityComparison] = None
+    perplexity: Omissible[PerplexityComparison] = None
     summary: Summary
 
     @property
     def document(self) -> dict[str, Any]:
         """The report as JSON values, without what was left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    @property
+    def cuts_loops(self) -> bool:
+        """Whether the run was made under the rule that loops count for no speed and no acceptance."""
+        return self.configuration.get("loops") == CUT_LOOPS
 
     def arm(self, name: str) -> Arm | None:
         """The arm of that name."""

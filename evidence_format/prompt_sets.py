@@ -7,6 +7,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import NamedTuple
 
+IN_ALL = ("code", "chat", "retrieval")  # the sets that ``--prompts all`` means
+
 
 class KnownPrompt(NamedTuple):
     """A shipped prompt: digests of its source and of its tokens for the shipped target, and its needle."""

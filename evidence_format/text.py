@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 LIMIT = 80
 LOOP_TOKENS, SHORT_CYCLE, LONG_CYCLE = 48, 16, 64
@@ -73,6 +74,47 @@ def degeneration(tokens: Sequence[int]) -> str | None:
         if share < DISTINCT_SHARE:
             return f"only {share:.0%} of the {WINDOW}-token windows in {len(tokens)} tokens differ"
     return None
+
+
+@lru_cache(maxsize=10_000)  # of each row it is asked several times
+def loop_start(tokens: tuple[int, ...]) -> int | None:
+    """Where a text that degenerates begins to say nothing new, or None where it does not degenerate.
+
+    A cycle has been said once by then. Of windows, the first that was there before.
+    """
+    if degeneration(tokens) is None:
+        return None
+    for cycle in range(1, LONG_CYCLE + 1):
+        tail = _periodic_tail(tokens, cycle)
+        repeats = 3 if cycle <= SHORT_CYCLE else 4
+        if tail >= max(LOOP_TOKENS, repeats * cycle):
+            return len(tokens) - tail + cycle
+    seen: set[tuple[int, ...]] = set()
+    for start in range(len(tokens) - WINDOW + 1):
+        window = tuple(tokens[start : start + WINDOW])
+        if window in seen:
+            return start
+        seen.add(window)
+    return len(tokens)
+
+
+def final_number(text: str) -> str | None:
+    """The number a worked answer ends with: behind ``####``, else the last before another question.
+
+    Written without separators and needless zeros, so that equal numbers are equal texts.
+    """
+    answer = text.split("\nQuestion:", 1)[0]
+    _, marked, behind = answer.partition("####")
+    found = re.findall(r"-?[0-9][0-9,]*(?:\.[0-9]+)?", behind if marked else answer)
+    if not found:
+        return None
+    whole, _, part = str(found[0] if marked else found[-1]).replace(",", "").partition(".")
+    sign, digits, part = (
+        whole[: whole.startswith("-")],
+        whole.lstrip("-").lstrip("0") or "0",
+        part.rstrip("0"),
+    )
+    return f"{sign}{digits}.{part}" if part else f"{sign}{digits}"
 
 
 def _periodic_tail(tokens: Sequence[int], cycle: int) -> int:

@@ -192,7 +192,7 @@ def rules_section(page: str) -> str:
 
 def rules_table() -> str:
     """Every code of the gate, when it is raised and what to do."""
-    from bridge.evidence.rules import ELSEWHERE, RULES
+    from evidence_format.rules import ELSEWHERE, RULES
 
     rows = [(f"`{code}`", each.rejected_when, each.remedy) for code, each in (ELSEWHERE | RULES).items()]
     lines = [("code", "rejected when", "what to do"), ("---", "---", "---"), *rows]

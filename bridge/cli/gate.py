@@ -15,9 +15,9 @@ from bridge.cli import show
 from bridge.cli.options import json_option
 from bridge.errors import EvidenceError, MachineError
 from bridge.evidence.gate import Binding, Judgement, find_reports, judge_file
-from bridge.evidence.rules import ELSEWHERE, RULES
 from bridge.evidence.threshold import Threshold, figures_of, parse_threshold
 from bridge.render.evidence import as_rich, evidence_tables
+from evidence_format.rules import ELSEWHERE, RULES
 
 
 @click.command(

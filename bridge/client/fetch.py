@@ -34,7 +34,6 @@ from bridge.client.remotes import Remote, open_cache
 from bridge.client.signing_key import RequestSigner
 from bridge.evidence.gate import Binding, Judgement, broken_promises
 from bridge.evidence.gate import judge as run_gate
-from bridge.evidence.rules.claims import ClaimFigure
 from bridge.git.repo import GitRepo
 from bridge.presets import Preset
 from bridge.proc import helper_environment, spawn
@@ -46,6 +45,7 @@ from bridge.signing.trust import TrustLevel
 from evidence_format.model import Summary
 from evidence_format.paired import Paired
 from evidence_format.parse import Unreadable
+from evidence_format.rules.claims import ClaimFigure
 from evidence_format.verification import NAME as VERIFICATION
 from evidence_format.verification import SIGNATURE_NAME, Verification, parse_verification
 

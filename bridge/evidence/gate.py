@@ -13,15 +13,15 @@ from pathlib import Path
 
 from bridge.errors import EvidenceError
 from bridge.evidence import paired
-from bridge.evidence.figures import Binding, Case
-from bridge.evidence.rules import RULES
-from bridge.evidence.rules.claims import ClaimFigure, claim_figures
 from bridge.presets import Promise
 from bridge.protocol.result import Violation
+from evidence_format.figures import Binding, Case
 from evidence_format.model import WEIGHTLESS, ParityComparison, Report, Summary, System
 from evidence_format.paired import Paired, is_paired, parse_paired
 from evidence_format.parse import MAX_BYTES, Unreadable, is_report, parse
 from evidence_format.policies import policy_of
+from evidence_format.rules import RULES
+from evidence_format.rules.claims import ClaimFigure, claim_figures
 from evidence_format.text import several, shown
 
 __all__ = ["Binding", "Judgement", "judge", "judge_file"]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from bridge.evidence.gate import Judgement
 
-Source = Literal["arm", "comparison", "parity", "paired", "result"]
+Source = Literal["arm", "comparison", "parity", "perplexity", "paired", "result"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ METRICS = {
     "value_distortion": Metric("share", False, "error of stored values"),
     "argmax_agreement": Metric("share", True, "equal choices in a parity report", "parity"),
     "logits_max_abs": Metric("logits", False, "largest difference in a parity report", "parity"),
+    "nll_increase": Metric("nats", False, "of a token of text, over native caches", "perplexity"),
+    "native_perplexity": Metric("", False, "of a text, native caches", "perplexity"),
+    "policy_perplexity": Metric("", False, "of a text, under the policy", "perplexity"),
     "paired_ratio": Metric("times", False, "time of a paired run over the other side's", "paired"),
     "command_s": Metric("s", False, "seconds of the job's command, by the runner's clock", "result"),
 }
@@ -77,6 +80,8 @@ def _of_report(judgement: Judgement) -> Iterator[Figure]:
         yield from _of_part("comparison", f"{each.arm} against {each.baseline}", vars(each))
     if found.parity is not None:
         yield from _of_part("parity", "parity", vars(found.parity))
+    if found.perplexity is not None:
+        yield from _of_part("perplexity", "perplexity", vars(found.perplexity))
 
 
 def _of_part(source: Source, of: str, values: Mapping[str, object]) -> Iterator[Figure]:

@@ -17,7 +17,7 @@ from datetime import datetime
 from functools import partial
 from itertools import pairwise
 
-from bridge.evidence.figures import Binding, faults, pair_samples
+from evidence_format.figures import Binding, faults, pair_samples
 from evidence_format.model import Report
 from evidence_format.paired import Outcome, Paired, PairedRun, PairedSummary, SideName
 from evidence_format.text import shown

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bridge.errors import ParameterError
 from bridge.evidence.gate import Judgement
-from evidence_format.model import ArmSummary, Comparison, ParitySummary
+from evidence_format.model import ArmSummary, Comparison, ParitySummary, PerplexitySummary
 from evidence_format.paired import PairedSummary
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -58,14 +58,16 @@ def figures_of(judgement: Judgement) -> dict[str, list[float]]:
     Of a comparison with a baseline, ``ratio`` is ``decode_ratio``; of a paired run it is the time ratio.
     """
     found: dict[str, list[float]] = {}
-    parts: list[ArmSummary | Comparison | ParitySummary | PairedSummary] = []
+    parts: list[ArmSummary | Comparison | ParitySummary | PerplexitySummary | PairedSummary] = []
     if judgement.paired is not None:
         parts.append(judgement.paired.summary)
     elif judgement.report is not None and judgement.figures is not None:
         tested = {arm.name for arm in judgement.report.with_role("sut")}
         parts += [each for name, each in judgement.figures.arms.items() if name in tested]
         parts += judgement.figures.comparisons
-        parts += [] if judgement.figures.parity is None else [judgement.figures.parity]
+        parts += [
+            each for each in (judgement.figures.parity, judgement.figures.perplexity) if each is not None
+        ]
     for part in parts:
         for name, value in part.model_dump().items():
             if isinstance(value, int | float) and not isinstance(value, bool):

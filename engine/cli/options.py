@@ -57,6 +57,15 @@ def several(name: str, help_text: str, **more: Any) -> Callable[[F], F]:
 
 dtype_option = option("--dtype", "float32, float16, bfloat16 [default: float32 on CPU, on Metal as stored].")
 no_speculation_option = flag("--no-speculation", "Decode plainly, as with --drafter none.")
+kv_option = option(
+    "--kv",
+    "Which keys and values are kept, and how: native, full-kv, "
+    "sliding-bounded[:S,W], sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], "
+    "lattice[:d4|e8,Q], lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; "
+    "then perhaps @all, @full, @sliding, @inner:N or @2,5.",
+    "native",
+    metavar="POLICY",
+)
 engine_options = group(
     option("--model", "Name or folder of the target [default: shipped].", type=MODEL),
     option(
@@ -66,15 +75,7 @@ engine_options = group(
     ),
     no_speculation_option,
     option("--block", "Tokens a verify forward, or auto.", "auto"),
-    option(
-        "--kv",
-        "Which keys and values are kept, and how: native, full-kv, "
-        "sliding-bounded[:S,W], sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], "
-        "lattice[:d4|e8,Q], lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; "
-        "then perhaps @all, @full, @sliding, @inner:N or @2,5.",
-        "native",
-        metavar="POLICY",
-    ),
+    kv_option,
     option("--drafter-kv", "The drafter's own: native, sink-window, affine or rotated, as --kv.", "native"),
     option("--quantize", "Pack the target's weights on loading.", metavar="BITS[,GROUP]"),
     option("--projector", "Folder for --kv restored:learned [default: the shipped one].", type=PATH),

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from engine.cli.terminal import console
 from evidence_format.claims import SPEED_CLAIMS
-from evidence_format.model import OtherLoad, quotient
+from evidence_format.model import quotient
 
 Document = dict[str, Any]
 KV = {
@@ -63,14 +63,12 @@ def figures(document: Document) -> Document:
         **{name: document[name] for name in ("kind", "claims")},
         "speed_not_claimed": document["configuration"].get("speed_not_claimed"),
         **{name: document["environment"][name] for name in ("blas", "device")},
-        **{name: document["summary"][name] for name in ("arms", "comparisons")},
+        **document["summary"],
         "divergences": len(document["divergences"]),
     }
 
 
 def throughput_table(document: Document) -> None:
-    from engine.evaluation.environment import busy
-
     arms = document["summary"]["arms"]
     columns = ("<arm", "tok/s decode", "tok/s end to end", "acceptance length", "resident KV bytes")
     rates = ("decode_tokens_per_s:.1f", "end_to_end_tokens_per_s:.1f")
@@ -85,8 +83,6 @@ def throughput_table(document: Document) -> None:
         print_line(f"{_compared(row)}; {speeds}")
     if reason := document["configuration"].get("speed_not_claimed"):
         print_line(f"no speed is claimed: {reason}")
-    elif claimed and (reason := busy(OtherLoad(**document["environment"]["load"]))):
-        print_line(f"the gate will reject the speed claim: {reason}")
     for name, arm in arms.items():
         if times := arm.get("block_s"):
             first = ", ".join(f"{1e3 * seconds:.1f}" for seconds in times["first"])
@@ -154,7 +150,9 @@ def kv_figures(document: Document) -> list[Document]:
 
 
 def kv_table(document: Document) -> None:
-    depth_table(document)
+    has_needles = "oracle" in document["summary"]["arms"]
+    if has_needles:
+        depth_table(document)
     rows = [
         [
             row["policy"] + (" *" if row["control"] else " =" if row["same_as_native"] else ""),
@@ -163,7 +161,7 @@ def kv_table(document: Document) -> None:
         for row in kv_figures(document)
     ]
     print_table("KV policies", ("<policy", *KV), rows, **COMPACT)
-    for name in ("oracle", "no_needle"):
+    for name in ("oracle", "no_needle") if has_needles else ():
         print_line(f"{name}: recall {_cell(document['summary']['arms'][name]['recall'], '.3f')}")
     print_line(KV_NOTES)
 
@@ -182,6 +180,33 @@ def quality_table(document: Document) -> None:
     print_line(f"block and single-token logits differ by at most {error}")
     for name, arm in document["summary"]["arms"].items():
         print_line(f"{name}: {arm['runaway_samples']} of {arm['samples']} outputs run away in repetition")
+
+
+def perplexity_table(document: Document) -> None:
+    found, of = document["summary"]["perplexity"], document["perplexity"]
+    packed = f", weights packed {of['quantize']}" if of["quantize"] else ""
+    columns = ("nll:.4f", "perplexity:.3f", "bytes:,")
+    rows = []
+    for side, name in (("native", "native"), ("policy", f"{of['kv']}{packed}")):
+        names = (f"{side}_{column}" for column in columns)
+        rows.append([name, *_cells(found, *names)])
+    print_table("perplexity", ("<caches", "nll", "perplexity", "KV bytes"), rows)
+    low, high = found["nll_interval"] or (None, None)
+    interval = (
+        f" (95 %: {low:+.4f} to {high:+.4f})" if low is not None else " (too few chunks for an interval)"
+    )
+    bits = _cell(found["stored_bits_per_value"], ".3f")
+    print_line(f"increase: {found['nll_increase']:+.4f} nats a token ({interval}); {bits} bits a coded value")
+    print_line(f"{found['chunks']} chunks, {found['tokens']} tokens, read {of['piece']} at a time")
+
+
+def tasks_table(document: Document) -> None:
+    arms = document["summary"]["arms"]
+    rows = ([name, *_cells(arm, "samples", "pass_at_1:.3f", "compiled:.3f")] for name, arm in arms.items())
+    print_table("tasks", ("<arm", "tasks", "pass@1", "compiled"), rows)
+    if any(arm["pass_at_1"] is None for arm in arms.values()):
+        print_line("no test was run: the programs were compiled only; add --execute to run them in a sandbox")
+    quality_table(document)
 
 
 def checks_of(document: Document) -> dict[str, str | None]:

@@ -32,6 +32,8 @@ from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from evidence_format.model import Arm, Control, Report, ReportClaim, Sample
 from evidence_format.policies import MEANINGFUL
 
+# The acceptance matrix: native caches, and lattices of falling precision in every layer.
+MATRIX = ("lattice:e8,38@all", "lattice:e8,10@all", "lattice:e8,4@all")
 POLICIES = (
     "sliding-bounded:0,16",  # half of the shipped target's own windows
     "sink-window:4,64",
@@ -82,6 +84,7 @@ class KVSwitches(measure.BoundedSwitches):
     claim_parity: tuple[str, ...] = ()
     claim_bytes: tuple[str, ...] = ()
     chat: ChatSwitches = field(default_factory=ChatSwitches)
+    retrieval: bool = True  # False: no prompts with a needle, so no oracle and no control of them
 
     def check(self) -> None:
         super().check()
@@ -139,12 +142,14 @@ def open_shootout(options: Options) -> Engine:
     return replace(open_engine(replace(options, projector=None)), options=options)
 
 
-def measure_kv(engine: Engine, switches: KVSwitches, runtime: Runtime, **context: Any) -> Report:
+def measure_kv(
+    engine: Engine, switches: KVSwitches, runtime: Runtime, *, command: str = "eval kv", **context: Any
+) -> Report:
     """Run all arms over all prompts."""
     switches.check()
-    arms = arms_of(engine, switches.parsed)
+    arms = arms_of(engine, switches.parsed, retrieval=switches.retrieval)
     cards = {role: card for of, _ in arms for role, card in measure.models(of).items()}
-    evaluation = measure.Evaluation("kv", "eval kv", engine, switches, runtime, **context, cards=cards)
+    evaluation = measure.Evaluation("kv", command, engine, switches, runtime, **context, cards=cards)
     prompts = made_prompts(engine, switches)
     emptied = [prompt.without_needle() if prompt.needle else prompt for prompt in prompts]
     encoded, empty = (measure.encode_all(engine, some, switches.chat) for some in (prompts, emptied))
@@ -192,12 +197,16 @@ def measure_kv(engine: Engine, switches: KVSwitches, runtime: Runtime, **context
 
 def made_prompts(engine: Engine, switches: KVSwitches) -> list[Prompt]:
     """Retrieval prompts, their needles before every window, then those that are decoded for longer."""
-    made = generate(
-        engine.target.tokenizer,
-        **asdict(switches.haystack.with_defaults()),
-        seed=switches.seed,
-        beyond=max((each.span for each in switches.parsed), default=0),
-        switches=switches.chat,
+    made = (
+        []
+        if not switches.retrieval
+        else generate(
+            engine.target.tokenizer,
+            **asdict(switches.haystack.with_defaults()),
+            seed=switches.seed,
+            beyond=max((each.span for each in switches.parsed), default=0),
+            switches=switches.chat,
+        )
     )
     if switches.speed_prompts == NO_PROMPTS:
         return made
@@ -220,15 +229,21 @@ def _claims(arms: Sequence[Arm], switches: KVSwitches) -> list[ReportClaim]:
     return [*parity, *resident, *(ReportClaim(name="restoration", arm=name) for name in restoring)]
 
 
-def arms_of(engine: Engine, policies: Sequence[KVPolicy]) -> list[tuple[Engine, Arm]]:
-    """Empty arms and their engines: oracle, baseline, policies and their controls, ``no_needle``."""
+def arms_of(
+    engine: Engine, policies: Sequence[KVPolicy], *, retrieval: bool = True
+) -> list[tuple[Engine, Arm]]:
+    """Empty arms and their engines: oracle, baseline, policies and their controls, ``no_needle``.
+
+    Without ``retrieval`` neither oracle nor ``no_needle``.
+    """
     native = replace(engine, policy=NATIVE, restoration=None)
     oracle, baseline = measure.plain_arm(ORACLE, "oracle"), measure.our_arm(native, BASELINE, "baseline")
-    arms = [(native, oracle), (native, baseline)]
+    arms = [(native, oracle)] * retrieval + [(native, baseline)]
     for policy, control in with_controls(policies).items():
         ours = measure.under(engine, policy)
         arms.append((ours, measure.our_arm(ours, policy.spec, "control" if control else "sut", control)))
-    arms.append((native, measure.our_arm(native, NO_NEEDLE, "control", NO_NEEDLE)))
+    if retrieval:
+        arms.append((native, measure.our_arm(native, NO_NEEDLE, "control", NO_NEEDLE)))
     if len(arms) > MOST_ARMS:
         raise ConfigurationError(
             f"--policies asks for {len(arms)} arms, controls included; a report holds {MOST_ARMS}"

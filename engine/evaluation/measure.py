@@ -29,7 +29,7 @@ from engine.restoration.loading import open_restoration
 from engine.restoration.sources import LEARNED
 from engine.target.attention import refuse_policy
 from evidence_format import model as evidence
-from evidence_format.model import OUR_LOOP, PLAIN_LOOP, Arm, Model, Report, ReportRequest, Sample
+from evidence_format.model import CUT_LOOPS, OUR_LOOP, PLAIN_LOOP, Arm, Model, Report, ReportRequest, Sample
 
 Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
 MakeRow = Callable[[Prompt, Sequence[int], Outcome], Sample]
@@ -361,6 +361,7 @@ def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any)
         "compiled": options.compiled,
         "single_graph": options.single_graph,
         "blas_threads": threads(),
+        "loops": CUT_LOOPS,
         **_flattened(asdict(switches)),
     }
 

@@ -206,7 +206,7 @@ class StoredArrays(dict[str, Array]):
 
 
 @dataclass(frozen=True)
-class Case:
+class GoldenCase:
     """A case of a drafter alone: the network and the reference arrays, read and checked."""
 
     name: str
@@ -215,7 +215,7 @@ class Case:
     dtype: mx.Dtype = mx.float32
 
     @classmethod
-    def read(cls, folder: Path, dtype: str = "float32") -> "Case":
+    def read(cls, folder: Path, dtype: str = "float32") -> "GoldenCase":
         network = loading.load_network(folder, dtype)[0]
         arrays = StoredArrays(folder / GOLDEN)
         _check_drafter_arrays(arrays, network.config)
@@ -392,7 +392,9 @@ def compare_all(
     # Logits of a pair come from hidden states of forwards over blocks.
     tolerances = TARGET_TOLERANCES if pairs else TOLERANCES
     largest = _checked(tolerances[dtype] if tolerance is None else tolerance)
-    cases = [PairCase.read(path, dtype) if path in pairs else Case.read(path, dtype) for path in folders]
+    cases = [
+        PairCase.read(path, dtype) if path in pairs else GoldenCase.read(path, dtype) for path in folders
+    ]
     names = {name for case in cases if (name := case.arrays.reference) is not None}
     parity = Parity(tuple(item for case in cases for item in case.compare()), largest, dtype)
     return parity, Implementation(

@@ -19,11 +19,11 @@ from typing import Any
 from engine import generate
 from engine.errors import PromptError, wrap_errors
 from engine.generate import ChatSwitches, Messages
-from evidence_format.prompt_sets import known_sets
+from evidence_format.prompt_sets import IN_ALL, known_sets
 from evidence_format.text import BARE_SETS, MARKS, prompt_set, text_digest, without_reasoning
 
 SHIPPED = Path(__file__).parent / "prompts"
-SHIPPED_SETS = ("code", "chat", "retrieval")
+SHIPPED_SETS = (*IN_ALL, "maths")
 FIELDS = {"id", "kind", "prompt", "messages", "answer", "needle", "depth", "instruction"}
 JSON_LINES = 'write one JSON object a line: {"id": "…", "prompt": "…"}'
 ROLES = ("system", "user", "assistant")
@@ -73,9 +73,9 @@ class Prompt:
 def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Prompt]:
     """Read prompts, at most ``limit`` of each kind; a seed other than 0 shuffles.
 
-    ``name``: ``code``, ``chat``, ``retrieval``, several of them joined by commas, ``all``, or a file.
+    ``name``: a shipped set, several of them joined by commas, ``all``, or a file.
     """
-    names = SHIPPED_SETS if name == "all" else tuple(name.split(","))
+    names = IN_ALL if name == "all" else tuple(name.split(","))
     is_shipped = all(part in SHIPPED_SETS for part in names)
     if not is_shipped and not Path(name).is_file():
         raise PromptError(f"prompts: {name!r} is neither all, {', '.join(SHIPPED_SETS)} nor a file")

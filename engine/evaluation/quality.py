@@ -4,7 +4,7 @@ Greedy. The report has every first difference, with the plain logits' gap there.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine.evaluation import measure
 from engine.evaluation.prompts import Prompt
 from engine.evaluation.throughput import refuse_restoring
 from evidence_format.claims import CLAIMS as CLAIMED
-from evidence_format.model import Report, ReportClaim
+from evidence_format.model import Report, ReportClaim, Sample
 from evidence_format.text import prompt_set
 
 PLAIN, OURS = "plain", "ours"
@@ -38,18 +38,27 @@ class QualitySwitches(measure.SetSwitches):
 
 
 def measure_quality(
-    engine: Engine, prompts: Sequence[Prompt], switches: QualitySwitches, runtime: Runtime, **context: Any
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    switches: QualitySwitches,
+    runtime: Runtime,
+    *,
+    command: str = "eval quality",
+    scored: Callable[[Sample], Sample] = lambda sample: sample,
+    **context: Any,
 ) -> Report:
-    """Run plain decoding and our loop over the prompts and compare their output."""
+    """Run plain decoding and our loop over the prompts, compare their output, and score it."""
     switches.check()
     refuse_restoring(engine)
     if engine.alone and engine.policy == NATIVE:
         raise ConfigurationError("there is nothing to compare with plain decoding; give --drafter or --kv")
-    evaluation = measure.Evaluation("quality", "eval quality", engine, switches, runtime, **context)
+    evaluation = measure.Evaluation("quality", command, engine, switches, runtime, **context)
     encoded = measure.encode_all(engine, prompts, switches.chat)
     for arm in (measure.plain_arm(PLAIN), measure.our_arm(engine, OURS)):
         evaluation.add(arm, prompts, encoded, "decoding")
     evaluation.run()
+    for each in evaluation.runs:
+        each.samples = [scored(sample) for sample in each.samples]
     pair: dict[str, Any] = {"arm": OURS, "baseline": PLAIN}
     claims: list[ReportClaim] = []
     if switches.claim == "identity" or (switches.claim == "auto" and engine.policy == NATIVE):

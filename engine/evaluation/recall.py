@@ -20,6 +20,7 @@ from engine.evaluation.prompts import Prompt, refuse_unsound
 from evidence_format.claims import CLAIMS
 from evidence_format.model import Control, Report, ReportClaim
 from evidence_format.policies import MEANINGFUL
+from evidence_format.rules.recall import FEWEST_DEPTHS, FEWEST_PROMPTS
 
 ORACLE = "oracle"
 CONTROL: Literal["no_needle"] = "no_needle"
@@ -69,7 +70,9 @@ def measure_recall(
         evaluation.add(arm, asked, tokens, f"recalling {arm.name}", engine=of)
     evaluation.run()
     claims: list[ReportClaim] = []
-    if switches.claim == "parity" or (switches.claim == "auto" and engine.policy.kind in LOSSLESS):
+    depths = {round(prompt.needle.depth, 2) for prompt in prompts if prompt.needle}
+    enough = len(prompts) >= FEWEST_PROMPTS and len(depths) >= FEWEST_DEPTHS
+    if switches.claim == "parity" or (switches.claim == "auto" and engine.policy.kind in LOSSLESS and enough):
         claims.append(ReportClaim(name="recall_parity", arm=name, baseline=ORACLE))
     if engine.policy.source in MEANINGFUL:
         claims.append(ReportClaim(name="restoration", arm=name))

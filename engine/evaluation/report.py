@@ -11,18 +11,17 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
-from statistics import median
 from typing import Any
 
 from engine.errors import EngineError, wrap_errors
 from engine.evaluation.prompts import Needle, Prompt
 from engine.generate import Outcome
 from evidence_format import model
-from evidence_format.model import SCHEMA_ID, Arm, Report, ReportRequest, Sample, quotient
+from evidence_format.figures import summarise
+from evidence_format.model import SCHEMA_ID, Arm, Report, ReportRequest, Sample
 from evidence_format.parse import MAX_BYTES
-from evidence_format.text import degeneration, text_digest, tokens_digest
+from evidence_format.text import text_digest, tokens_digest
 
-FIRST_BLOCKS = 8
 DIGITS = 7  # of a second after the point
 
 
@@ -102,6 +101,7 @@ def build_report(
     divergences: Sequence[model.Divergence] = (),
     restarts: Sequence[model.Restart] = (),
     parity: model.ParityComparison | None = None,
+    perplexity: model.PerplexityComparison | None = None,
     request: ReportRequest | None = None,
 ) -> Report:
     """The report of finished arms, figures computed; EngineError where the format cannot hold it."""
@@ -127,7 +127,14 @@ def build_report(
         "divergences": tuple(divergences),
         "restarts": tuple(restarts),
         **({} if parity is None else {"parity": parity}),
-        "summary": summarise(arms, parity, one_graph=configuration.get("single_graph") is True),
+        **({} if perplexity is None else {"perplexity": perplexity}),
+        "summary": summarise(
+            arms,
+            parity,
+            perplexity,
+            one_graph=configuration.get("single_graph") is True,
+            cut=configuration.get("loops") == model.CUT_LOOPS,
+        ),
     }
     with wrap_errors(lambda reason: EngineError(f"these results fit no report: {reason}")):
         return Report.model_validate(document)
@@ -162,95 +169,3 @@ def now() -> datetime:
 def stamp(moment: datetime) -> str:
     """A time as reports write it."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def summarise(
-    arms: Sequence[Arm], parity: model.ParityComparison | None = None, *, one_graph: bool = False
-) -> model.Summary:
-    """All derived figures; systems under test are compared with the baseline, or else with the oracle."""
-    references = [arm for role in ("baseline", "oracle") for arm in arms if arm.role == role]
-    systems = [arm for arm in arms if arm.role == "sut"]
-    return model.Summary(
-        arms={arm.name: _arm_summary(arm.samples, one_graph) for arm in arms},
-        comparisons=tuple(_comparison(arm, other) for other in references[:1] for arm in systems),
-        **({} if parity is None else {"parity": _parity_summary(parity.rounds)}),
-    )
-
-
-def _block_times(rows: Sequence[Sample]) -> model.BlockTimes | None:
-    seconds = [item.draft_s + item.verify_s for row in rows for item in row.rounds]
-    if not seconds:
-        return None
-    first, mean = tuple(seconds[:FIRST_BLOCKS]), sum(seconds) / len(seconds)
-    return model.BlockTimes(first=first, max=max(seconds), mean=mean)
-
-
-def _arm_summary(rows: Sequence[Sample], one_graph: bool = False) -> model.ArmSummary:
-    decoded = [len(row.tokens) - 1 for row in rows]
-    verified = [item for row in rows for item in row.rounds if item.block >= 2]
-    needles = [row.needle.hit for row in rows if row.needle]
-    coded = [row.kv for row in rows if row.kv]
-    generated, decode_s = sum(decoded) + len(rows), sum(row.decode_s or 0.0 for row in rows)
-    whole_s = sum((row.prefill_s or 0.0) + (row.decode_s or 0.0) for row in rows)
-    return model.ArmSummary(
-        samples=len(rows),
-        generated_tokens=generated,
-        decoded_tokens=sum(decoded),
-        median_decoded_tokens=median(decoded) if decoded else 0,
-        decode_tokens_per_s=quotient(sum(decoded), decode_s),
-        end_to_end_tokens_per_s=quotient(generated, whole_s),
-        verify_rounds=len(verified),
-        acceptance_length=quotient(sum(item.accepted + 1 for item in verified), len(verified)),
-        recall=quotient(sum(needles), len(needles)),
-        max_resident_bytes=max((row.cache.resident_bytes for row in rows), default=None),
-        stored_bits_per_value=quotient(8 * sum(kv.bytes for kv in coded), sum(kv.values for kv in coded)),
-        key_distortion=_mean([kv.key_distortion for kv in coded]),
-        value_distortion=_mean([kv.value_distortion for kv in coded]),
-        runaway_samples=sum(degeneration(row.tokens) is not None for row in rows),
-        **({"block_s": _block_times(rows)} if one_graph else {}),
-    )
-
-
-def _mean(figures: Sequence[float | None]) -> float | None:
-    known = [figure for figure in figures if figure is not None]
-    return quotient(sum(known), len(known))
-
-
-def _comparison(arm: Arm, baseline: Arm) -> model.Comparison:
-    plain = {row.prompt_id: row for row in baseline.samples}
-    pairs = [(row, plain[row.prompt_id]) for row in arm.samples if row.prompt_id in plain]
-    ours, theirs = (_arm_summary(rows) for rows in ([a for a, _ in pairs], [b for _, b in pairs]))
-    ratios = [
-        ((b.decode_s or 0.0) / (len(b.tokens) - 1)) / (a.decode_s / (len(a.tokens) - 1))
-        for a, b in pairs
-        if len(a.tokens) > 1 and len(b.tokens) > 1 and a.decode_s
-    ]
-    return model.Comparison(
-        arm=arm.name,
-        baseline=baseline.name,
-        decode_ratio=quotient(ours.decode_tokens_per_s, theirs.decode_tokens_per_s),
-        median_decode_ratio=median(ratios) if ratios else None,
-        end_to_end_ratio=quotient(ours.end_to_end_tokens_per_s, theirs.end_to_end_tokens_per_s),
-        identical_samples=sum(a.tokens == b.tokens for a, b in pairs),
-        compared_samples=len(pairs),
-    )
-
-
-def _parity_summary(rounds: Sequence[model.ParityRound]) -> model.ParitySummary:
-    rows = sum(item.rows for item in rounds)
-    paths = [item.path_equal for item in rounds if item.path_equal is not None]
-    return model.ParitySummary(
-        cases=len({item.case for item in rounds}),
-        rounds=len(rounds),
-        rows=rows,
-        hidden_max_abs=_largest([item.hidden_max_abs for item in rounds]),
-        logits_max_abs=_largest([item.logits_max_abs for item in rounds]),
-        argmax_agreement=quotient(sum(item.argmax_agreement * item.rows for item in rounds), rows),
-        paths_equal=sum(paths),
-        paths_compared=len(paths),
-    )
-
-
-def _largest(figures: Sequence[float | None]) -> float | None:
-    known = [figure for figure in figures if figure is not None]
-    return max(known, default=None) if len(known) == len(figures) else None

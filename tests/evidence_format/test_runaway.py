@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evidence_format.text import degeneration
+from evidence_format.text import degeneration, loop_start
 from tests.bridge.evidence.reports import filler
 
 
@@ -36,3 +36,16 @@ def templated_code(classes: int) -> list[int]:
 )
 def test_degeneration_is_told_from_templates(tokens: list[int], degenerate: bool) -> None:
     assert (degeneration(tuple(tokens)) is not None) == degenerate
+
+
+@pytest.mark.parametrize(
+    ("tokens", "start"),
+    [
+        (filler(1, 200), None),
+        (filler(1, 20) + [7] * 48, 21),  # one of them is no repetition
+        (filler(1, 20) + [1, 2, 3] * 16, 23),
+        (list(range(20)) * 5 + [99], 20),
+    ],
+)
+def test_a_loop_begins_where_nothing_new_is_said(tokens: list[int], start: int | None) -> None:
+    assert loop_start(tuple(tokens)) == start

@@ -32,6 +32,7 @@ BUILDERS = {
     "kv": reports.kv,
     "quality": reports.quality,
     "parity": reports.parity,
+    "perplexity": reports.perplexity,
     "probe": reports.probe,
 }
 

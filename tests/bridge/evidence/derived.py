@@ -7,6 +7,7 @@ change one thing and keep the rest true.
 from __future__ import annotations
 
 import hashlib
+import math
 from statistics import median
 from typing import Any
 
@@ -47,18 +48,53 @@ def interleaved(arms: list[Document]) -> list[list[str]]:
 
 def summary(document: Document) -> Document:
     """The summary, written independently of the gate's own arithmetic."""
-    arms = {one["name"]: _arm_summary(one["samples"]) for one in document["arms"]}
+    cut = document["configuration"].get("loops") == "cut"
+    arms = {one["name"]: _arm_summary(one["samples"], cut=cut) for one in document["arms"]}
     baselines, oracles, tested = (
         [one for one in document["arms"] if one["role"] == role] for role in ("baseline", "oracle", "sut")
     )
     pairs = [(a, b) for a in tested for b in (baselines if baselines else oracles)]
-    found: Document = {"arms": arms, "comparisons": [_comparison(a, b) for a, b in pairs]}
+    found: Document = {"arms": arms, "comparisons": [_comparison(a, b, cut=cut) for a, b in pairs]}
     if document["configuration"].get("single_graph") is True:
         for one in document["arms"]:
             arms[one["name"]]["block_s"] = _block_times(one["samples"])
-    return (
-        found | {"parity": _parity_summary(document["parity"]["rounds"])} if "parity" in document else found
-    )
+    if "parity" in document:
+        found["parity"] = _parity_summary(document["parity"]["rounds"])
+    if "perplexity" in document:
+        found["perplexity"] = _perplexity_summary(document["perplexity"]["chunks"])
+    return found
+
+
+def _perplexity_summary(chunks: list[Document]) -> Document:
+    count = len(chunks)
+    native, policy = (sum(each[name] for each in chunks) / count for name in ("native_nll", "policy_nll"))
+    differences = [each["policy_nll"] - each["native_nll"] for each in chunks]
+    middle, interval = sum(differences) / count, None
+    if count >= 8:
+        spread = math.sqrt(sum((each - middle) ** 2 for each in differences) / (count - 1) / count)
+        half = student(count - 1) * spread
+        interval = [middle - half, middle + half]
+    stored, values = (sum(each["kv"][of] for each in chunks if each["kv"]) for of in ("bytes", "values"))
+    return {
+        "chunks": count,
+        "tokens": sum(each["tokens"] for each in chunks),
+        "native_nll": native,
+        "policy_nll": policy,
+        "native_perplexity": math.exp(native),
+        "policy_perplexity": math.exp(policy),
+        "nll_increase": middle,
+        "nll_interval": interval,
+        "stored_bits_per_value": 8 * stored / values if values else None,
+        "native_bytes": max(each["native_bytes"] for each in chunks),
+        "policy_bytes": max(each["policy_bytes"] for each in chunks),
+    }
+
+
+def student(degrees: int) -> float:
+    """The quantile by the stated series, which tests.evidence_format.test_figures holds against a table."""
+    z = 1.959963984540054
+    found = z + (z**3 + z) / 4 / degrees + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / degrees**2
+    return found + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / degrees**3
 
 
 def _block_times(rows: list[Document]) -> Document | None:
@@ -87,7 +123,39 @@ def _parity_summary(rounds: list[Document]) -> Document:
     }
 
 
-def _arm_summary(rows: list[Document]) -> Document:
+def _before_loop(row: Document, *, cut: bool) -> Document:
+    """The row, or where loops are cut what it is up to the first repetition."""
+    tokens = row["tokens"]
+    if not cut or not _loops(tokens):
+        return row
+    cycle = next(each for each in range(1, 17) if tokens[-48:][each:] == tokens[-48:][:-each])
+    start = len(tokens)
+    while start > cycle and tokens[start - 1] == tokens[start - 1 - cycle]:
+        start -= 1
+    steps, rounds, spent = 0, [], 0.0
+    for turn in row["rounds"]:
+        if steps < start - 1:
+            rounds.append(turn)
+            steps += turn["accepted"] + 1
+            spent += turn["draft_s"] + turn["verify_s"]
+    whole = sum(turn["draft_s"] + turn["verify_s"] for turn in row["rounds"])
+    steps = steps if rounds else start - 1
+    share = spent / whole if rounds else steps / (len(tokens) - 1)
+    return row | {"tokens": tokens[: steps + 1], "rounds": rounds, "decode_s": row["decode_s"] * share}
+
+
+def _arm_summary(rows: list[Document], *, cut: bool = False) -> Document:
+    timed = [_before_loop(row, cut=cut) for row in rows]
+    return _whole_rows(rows) | {
+        name: figure for name, figure in _whole_rows(timed).items() if name in _OF_SPEED
+    }
+
+
+_OF_SPEED = {"median_decoded_tokens", "decode_tokens_per_s", "end_to_end_tokens_per_s", "acceptance_length"}
+_OF_SPEED |= {"verify_rounds"}
+
+
+def _whole_rows(rows: list[Document]) -> Document:
     generated = decoded = verified = confirmed = 0
     decode_s = total_s = 0.0
     scored = hits = 0
@@ -135,10 +203,12 @@ def _loops(tokens: list[int]) -> bool:
     return len(tail) == 48 and any(tail[cycle:] == tail[:-cycle] for cycle in range(1, 17))
 
 
-def _comparison(tested: Document, plain: Document) -> Document:
+def _comparison(tested: Document, plain: Document, *, cut: bool) -> Document:
     theirs = {row["prompt_id"]: row for row in plain["samples"]}
     both = [(row, theirs[row["prompt_id"]]) for row in tested["samples"] if row["prompt_id"] in theirs]
-    fast, slow = _arm_summary([a for a, _ in both]), _arm_summary([b for _, b in both])
+    equal = sum(a["tokens"] == b["tokens"] for a, b in both)
+    both = [(_before_loop(a, cut=cut), _before_loop(b, cut=cut)) for a, b in both]
+    fast, slow = _whole_rows([a for a, _ in both]), _whole_rows([b for _, b in both])
     ratios = []
     for a, b in both:
         if (
@@ -159,6 +229,6 @@ def _comparison(tested: Document, plain: Document) -> Document:
         "decode_ratio": over("decode_tokens_per_s"),
         "median_decode_ratio": median(ratios) if ratios else None,
         "end_to_end_ratio": over("end_to_end_tokens_per_s"),
-        "identical_samples": sum(a["tokens"] == b["tokens"] for a, b in both),
+        "identical_samples": equal,
         "compared_samples": len(both),
     }

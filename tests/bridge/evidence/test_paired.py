@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from bridge.evidence.figures import Binding
 from bridge.evidence.gate import judge
 from bridge.evidence.paired import (
     FEWEST_BLOCKS,
@@ -23,6 +22,7 @@ from bridge.evidence.paired import (
     judge_difference,
     summarise,
 )
+from evidence_format.figures import Binding
 from evidence_format.model import Report
 from evidence_format.paired import PairedRun
 from tests.bridge.evidence import reports

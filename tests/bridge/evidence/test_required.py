@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from bridge.evidence.gate import broken_promises, judge
-from bridge.evidence.rules import ELSEWHERE, RULES
 from bridge.presets import Promise
+from evidence_format.rules import ELSEWHERE, RULES
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document
 

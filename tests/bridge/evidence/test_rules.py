@@ -9,7 +9,7 @@ import json
 import pytest
 
 from bridge.evidence.gate import Binding, judge
-from bridge.evidence.rules import ELSEWHERE, RULES
+from evidence_format.rules import ELSEWHERE, RULES
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.breakers import BINDING, BUILDERS, Breaker, broken, codes
 from tests.bridge.evidence.reports import Document, dump
@@ -20,6 +20,7 @@ from tests.bridge.evidence.rules import (
     output,
     parity,
     paths,
+    perplexity,
     restoration,
     retrieval,
     rows,
@@ -27,10 +28,9 @@ from tests.bridge.evidence.rules import (
     stops,
 )
 
-FAMILIES = {
-    module.__name__.rpartition(".")[2]: module.RULES
-    for module in (rows, paths, output, retrieval, restoration, speed, memory, parity, claims, effect, stops)
-}
+MODULES = (rows, paths, output, retrieval, restoration, speed)
+MODULES += (memory, parity, perplexity, claims, effect, stops)
+FAMILIES = {module.__name__.rpartition(".")[2]: module.RULES for module in MODULES}
 ALONE = {code: case for family in FAMILIES.values() for code, case in family.alone.items()}
 VARIANTS = [case for family in FAMILIES.values() for case in family.variants]
 HONEST = [case for family in FAMILIES.values() for case in family.honest]

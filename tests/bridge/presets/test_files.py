@@ -28,6 +28,8 @@ def write(folder: Path, tail: str = WORD, stem: str = "mine", **changes: str) ->
 
 
 OURS = {
+    "acceptance",
+    "perplexity",
     "baseline",
     "drafter-parity",
     "drafter-parity-fp32",

@@ -11,7 +11,6 @@ from bridge.bus.results import Believed
 from bridge.client.fetch import Judged
 from bridge.client.watch import Update
 from bridge.evidence.gate import judge
-from bridge.evidence.rules.claims import ClaimFigure
 from bridge.protocol.result import (
     File,
     Phase,
@@ -35,6 +34,7 @@ from bridge.render.evidence import (
 )
 from bridge.render.outcome import outcome_lines, status_line
 from bridge.signing.trust import TrustLevel
+from evidence_format.rules.claims import ClaimFigure
 from tests.bridge.evidence import reports
 from tests.bridge.evidence.reports import Document, dump
 

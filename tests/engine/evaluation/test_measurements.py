@@ -28,11 +28,12 @@ from engine.evaluation.measure import Evaluation, encode_all, plain_arm, run_arm
 from engine.evaluation.probe import probe_machine, ring_rolls_back
 from engine.evaluation.prompts import Prompt, encode, load_prompts
 from engine.evaluation.recall import RecallSwitches, measure_recall
-from engine.evaluation.report import sample, summarise
+from engine.evaluation.report import sample
 from engine.evaluation.rounding import Run, block_error, find_divergences, plain_gap
 from engine.evaluation.throughput import PLAIN, Switches, measure_throughput
 from engine.generate import GenerateSwitches, TextStep, generate
 from engine.sampling import Sampler
+from evidence_format.figures import summarise
 from evidence_format.model import OtherLoad, Report, ReportRequest
 from tests.engine import tiny
 from tests.engine.evaluation.test_prompts import FACT, needle_row, write

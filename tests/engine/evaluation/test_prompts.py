@@ -11,7 +11,6 @@ import pytest
 from engine.cli import run
 from engine.errors import ModelError, PromptError
 from engine.evaluation.prompts import (
-    SHIPPED_SETS,
     Prompt,
     encode,
     load_prompts,
@@ -19,6 +18,7 @@ from engine.evaluation.prompts import (
     refuse_unsound,
 )
 from engine.target.loading import load_target
+from evidence_format.prompt_sets import IN_ALL
 
 FACT = "The secret code of Maren is 4821."
 HAYSTACK = (
@@ -156,7 +156,7 @@ def test_an_unknown_set_and_an_empty_file_are_refused(tmp_path: Path):
 
 def test_the_shipped_sets_are_large_enough_and_well_formed():
     prompts = load_prompts("all")
-    for kind in SHIPPED_SETS:
+    for kind in IN_ALL:
         assert sum(prompt.kind == kind for prompt in prompts) >= 20
     assert len({prompt.instruction for prompt in prompts if prompt.kind == "retrieval"}) == 1
     assert {prompt.instruction for prompt in prompts if prompt.kind != "retrieval"} == {""}

@@ -47,18 +47,24 @@ def test_a_policy_that_restores_has_its_controls():
 
 @pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
-    ("kv", "claim", "claims"),
+    ("kv", "claim", "count", "claims"),
     [
-        ("sliding-bounded:1,4", "auto", ["recall_parity"]),
-        ("sliding-bounded:1,4", "none", []),
-        ("sink-window:1,16", "auto", []),
-        ("sink-window:1,16", "parity", ["recall_parity"]),
+        ("sliding-bounded:1,4", "auto", 5, ["recall_parity"]),
+        ("sliding-bounded:1,4", "auto", 2, []),  # the gate would reject it
+        ("sliding-bounded:1,4", "none", 5, []),
+        ("sink-window:1,16", "auto", 5, []),
+        ("sink-window:1,16", "parity", 1, ["recall_parity"]),
     ],
 )
 def test_parity_is_claimed_of_lossless_policies_or_on_request(
-    folders: tuple[Path, Path], tmp_path: Path, kv: str, claim: str, claims: list[str]
+    folders: tuple[Path, Path], tmp_path: Path, kv: str, claim: str, count: int, claims: list[str]
 ):
-    prompts = load_prompts(str(write(tmp_path / "p.jsonl", needle_row())))
+    row = needle_row()
+    rows = [
+        row | {"id": f"needle-{at}", "depth": at % 2 / 2, "prompt": f"{at} is a number. {row['prompt']}"}
+        for at in range(count)
+    ]
+    prompts = load_prompts(str(write(tmp_path / "p.jsonl", *rows)))
     switches = RecallSwitches(max_tokens=4, claim=claim)
     document = check(measure_recall(opened(folders, kv), prompts, switches, prepare(), progress=quiet))
     assert [claim["name"] for claim in document["claims"]] == claims

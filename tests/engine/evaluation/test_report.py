@@ -12,8 +12,9 @@ from engine.cache.stats import KVUse
 from engine.decode import Round
 from engine.errors import EngineError
 from engine.evaluation.prompts import Needle, Prompt, raw_prompt
-from engine.evaluation.report import build_report, now, sample, summarise, write_document
+from engine.evaluation.report import build_report, now, sample, write_document
 from engine.generate import Outcome
+from evidence_format.figures import summarise
 from evidence_format.model import Arm, ArmRole, ParityComparison, Report, ReportClaim, Sample, System
 from evidence_format.parse import parse
 from evidence_format.text import tokens_digest

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.evaluation.parity import Case
+from engine.evaluation.parity import GoldenCase
 from engine.networks.dflash import SPARE, Context, DFlash, DFlashConfig
 from engine.networks.dflash2 import build_network
 from tests.engine import tiny
@@ -30,7 +30,7 @@ def largest(a: mx.array, b: Any) -> float:
 
 @pytest.mark.parametrize("name", [case for case in CASES if case not in ("dynamic", "sliding_longrope")])
 def test_context_taken_in_without_a_draft_is_the_same_context(name: str):
-    case = Case.read(DATA / name)
+    case = GoldenCase.read(DATA / name)
     golden, drafter = case.arrays, case.network
     context, end = Context(drafter.config), int(golden["spans"][-1, 1])
     for first in range(0, end, 7):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bridge.evidence import reports
-from tests.bridge.evidence.breakers import Breaker, Rules, both, change, claims, env, put, rows
+from tests.bridge.evidence.breakers import Breaker, Rules, both, chain, change, claims, env, put, rows
 from tests.bridge.evidence.reports import Document, filler, settle
 
 
@@ -75,6 +75,10 @@ def output_degenerate(document: Document) -> None:
     settle(document)
 
 
+def cut_loops(how: str) -> Breaker:
+    return change("configuration", "loops", to=how)
+
+
 def excused_tie(document: Document) -> None:
     diverge(document, plain_gap=1e-4)
 
@@ -140,9 +144,19 @@ RULES = Rules(
         ("OUTPUT_DIVERGED", "throughput", invented_divergence),
         ("OUTPUT_DIVERGED", "throughput", longer_output),
         ("ROUNDING_IMPLAUSIBLE", "throughput", env("models", "target", "dtype", to="int3")),
-        ("OUTPUT_DEGENERATE", "quality", output_degenerate),
+        ("OUTPUT_DEGENERATE", "throughput", chain(cut_loops("keep"), output_degenerate)),
+        (
+            "SUMMARY_MISMATCH",
+            "throughput",
+            chain(output_degenerate, change("configuration", "loops", to="cut")),
+        ),
         ("OUTPUT_DEGENERATE", "kv", loops("affine:4,64@all", "native")),
         ("OUTPUT_DEGENERATE", "kv", loops("oracle")),
     ],
-    honest=[("throughput", excused_tie), ("kv", an_unclaimed_policy_that_loops)],
+    honest=[
+        ("quality", output_degenerate),
+        ("throughput", chain(cut_loops("cut"), output_degenerate)),
+        ("throughput", excused_tie),
+        ("kv", an_unclaimed_policy_that_loops),
+    ],
 )

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from bridge.evidence.figures import Case, faults, hit, pair_samples, recall
+from evidence_format.figures import Case, faults, hit, pair_samples, recall
 from evidence_format.model import Arm, Sample, System, quotient
 from evidence_format.policies import MEANINGFUL, RESTORED
 from evidence_format.text import several, shown

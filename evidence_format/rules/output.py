@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 
-from bridge.evidence.figures import Case, faults, pair_samples
-from bridge.evidence.rules.identity import PLACEHOLDERS
-from evidence_format.claims import FEWEST_EQUAL, PARITY_LIMITS, SPEED_CLAIMS
+from evidence_format.claims import FEWEST_EQUAL, PARITY_LIMITS, SAMENESS, SPEED_CLAIMS
+from evidence_format.figures import Case, faults, pair_samples
 from evidence_format.model import Arm, Divergence, Report, Sample
+from evidence_format.rules.identity import PLACEHOLDERS
 from evidence_format.text import BARE_SETS, degeneration, prompt_set, several, shown, text_digest
 
 NO_INSTRUCTION = text_digest("")
@@ -98,12 +98,15 @@ def rounding_implausible(case: Case) -> Iterator[str]:
 
 
 def output_degenerate(case: Case) -> Iterator[str]:
-    """An output that a claim depends on runs away in repetition (controls excepted)."""
+    """An output that a claim depends on runs away in repetition (controls excepted). Sameness does not depend
+    on that; speed and acceptance do not where configuration.loops says that loops are cut.
+    """
     names = set()
+    unaffected = OF_NO_OUTPUT | SAMENESS | (OF_DECODING if case.report.cuts_loops else set())
     for claim in case.claims:
         oracle = case.other_of(claim, "oracle") if claim.name == "recall_parity" else None
         arms = (case.arm_of(claim), case.other_of(claim), oracle)
-        if claim.name not in OF_NO_OUTPUT:
+        if claim.name not in unaffected:
             names |= {arm.name for arm in arms if arm is not None and arm.role != "control"}
     for arm, sample, where in case.rows:
         if arm.name in names and (loop := degeneration(sample.tokens)) is not None:

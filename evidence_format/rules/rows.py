@@ -8,11 +8,19 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from statistics import median
 
-from bridge.evidence.figures import Case, faults, hit, pair_samples
-from bridge.evidence.rules.claims import own_steps
+from evidence_format.figures import Case, faults, hit, pair_samples
 from evidence_format.model import OUR_LOOP, PLAIN_LOOP, Sample, System
 from evidence_format.policies import policy_of
-from evidence_format.text import opened_variants, prompt_set, several, shown, tokens_digest, without_reasoning
+from evidence_format.rules.claims import own_steps
+from evidence_format.text import (
+    final_number,
+    opened_variants,
+    prompt_set,
+    several,
+    shown,
+    tokens_digest,
+    without_reasoning,
+)
 
 RELATIVE = 1e-9
 ROUNDS_SLACK, ROUNDS_SLACK_S = 1.005, 0.0005  # clocks are read at slightly different moments
@@ -36,8 +44,8 @@ HARMLESS_FALLBACKS = frozenset({"compile", "blas"})
 
 
 def row_inconsistent(case: Case) -> Iterator[str]:
-    """A row contradicts itself (token digest, rounds that cannot give its tokens, hit, text, an answer that
-    is not the text without its reasoning), holds more tokens than configuration.max_tokens or tokens
+    """A row contradicts itself (token digest, rounds that cannot give its tokens, hit, task, text, an answer
+    that is not the text without its reasoning), holds more tokens than configuration.max_tokens or tokens
     outside the target's vocabulary, decoded tokens without a forward, or ran a block longer than the
     drafter takes.
     """
@@ -86,6 +94,7 @@ def _row_problems(case: Case, system: System, sample: Sample) -> Iterator[str]:
         (not tokens, "no token was generated, but the prefill always gives one"),
         (tokens_digest(tokens) != sample.tokens_sha256, "tokens_sha256 is not the digest of the tokens"),
         (told != hit(sample), f"needle.hit is {told}, but the text says {not told}"),
+        (not _is_scored(sample), "its task is solved otherwise than its text or its syntax says"),
         (not answers, "answer_text is not just what the text leaves without its reasoning"),
         (rounds and not explained, f"rounds that confirmed {confirmed} tokens cannot give {decoded}"),
         (not rounds and decoded and system.loop == OUR_LOOP, f"{decoded} tokens were decoded in no round"),
@@ -93,6 +102,14 @@ def _row_problems(case: Case, system: System, sample: Sample) -> Iterator[str]:
         (block > longest, f"a block of {block}, but the drafter takes {longest} at most"),
         (not fits, f"{len(tokens)} tokens, but configuration.max_tokens is {shown(most)}"),
     )
+
+
+def _is_scored(sample: Sample) -> bool:
+    """Whether what a row says of its task can be true; whether a program passes its tests no text tells."""
+    task = sample.task
+    if task is None or task.name == "humaneval":
+        return task is None or not (task.solved and not task.compiles)
+    return task.expected is not None and task.solved == (final_number(sample.answer) == task.expected)
 
 
 def order_mismatch(case: Case) -> Iterator[str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from bridge.evidence.figures import Case
-from bridge.evidence.rules import claims, identity, memory, output, recall, rows
+from evidence_format.figures import Binding, Case
+from evidence_format.model import Report
+from evidence_format.rules import claims, identity, memory, output, perplexity, recall, rows
 
 Check = Callable[[Case], Iterator[str]]
 
@@ -116,6 +117,10 @@ _REMEDIES: dict[Check, str] = {
     output.parity_tolerance: "Find the first round that differs; compare as tightly as the preset says.",
     output.parity_too_few: "Compare more rounds or more cases.",
     output.parity_self: "Compare with outputs that another implementation computed.",
+    perplexity.perplexity_inconsistent: "Do not edit chunks; if they were not edited, report a bug"
+    " of the engine.",
+    perplexity.perplexity_vacuous: "Score a longer text that the model can read, under a policy that changes"
+    " something.",
     identity.environment_incomplete: f"{_OWN} A null git.sha is complete: an installed engine has no"
     " checkout, and source_sha256 names what ran.",
     identity.environment_impossible: _OWN,
@@ -123,6 +128,12 @@ _REMEDIES: dict[Check, str] = {
     identity.thermal_or_power: "Plug in, let it cool, close what eats memory, and run again.",
     claims.claim_not_met: "Claim what the rows give.",
 }
+
+
+def broken_rules(report: Report, binding: Binding | None = None) -> Iterator[tuple[str, str]]:
+    """The code and message of each way in which a report breaks a rule, in the order of judgement."""
+    case = Case(report, binding)
+    return ((code, message) for code, rule in RULES.items() for message in rule.check(case))
 
 
 def _rule(check: Check, remedy: str) -> Rule:

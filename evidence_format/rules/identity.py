@@ -9,11 +9,11 @@ from datetime import timedelta
 from itertools import product
 from random import Random
 
-from bridge.evidence.figures import Case, faults
 from evidence_format.claims import MOST_OTHER_CPU, MOST_SERVICE_CPU, WATCHED
+from evidence_format.figures import Case, faults
 from evidence_format.model import OF_GENERATE, SWITCHES, Sample
 from evidence_format.policies import AFFINE_BITS
-from evidence_format.prompt_sets import known_sets
+from evidence_format.prompt_sets import IN_ALL, known_sets
 from evidence_format.text import several, shown
 
 CLOCK_SLACK = timedelta(seconds=2)  # reports and runners may write whole seconds
@@ -47,19 +47,21 @@ def wrong_request(case: Case) -> Iterator[str]:
 
 
 def kind_mismatch(case: Case) -> Iterator[str]:
-    """The arms are not those of the report's kind: none, doubled names, two baselines, a probe or parity
-    report with rows, a comparison with a reference anywhere else, a kv report whose arms differ in more than
-    their KV policies.
+    """The arms are not those of the report's kind: none, doubled names, two baselines, a probe, parity or
+    perplexity report with rows, a comparison with a reference or scored chunks anywhere else, a kv report
+    whose arms differ in more than their KV policies.
     """
     report, kind, live = case.report, case.kind, case.report.liveness
     doubled = [name for name, count in Counter(arm.name for arm in report.arms).items() if count > 1]
     of_arms = report.arms or report.order or report.divergences or report.restarts or report.rounding
-    armless, is_carried = kind in ("probe", "parity"), of_arms or live.rounds or live.drafter_forwards
+    scored, armless = report.perplexity is not None, kind in ("probe", "parity", "perplexity")
+    is_carried = of_arms or live.rounds or live.drafter_forwards
     yield from faults(
         (doubled, f"several arms are called {several(doubled)}"),
         (len(case.baselines) > 1, "more than one arm is the baseline"),
         (len(report.with_role("oracle")) > 1, "more than one arm is the oracle"),
         ((report.parity is None) == (kind == "parity"), f"a {kind} report has parity: {bool(report.parity)}"),
+        (scored != (kind == "perplexity"), f"a {kind} report has perplexity: {scored}"),
         (armless and is_carried, f"a {kind} report carries arms, or counts what arms do"),
         (not armless and not case.rows, f"a {kind} report carries no rows"),
         (kind in ("recall", "quality", "kv") and not case.tested, f"a {kind} report has no arm under test"),
@@ -110,7 +112,7 @@ def prompt_set_mismatch(case: Case) -> Iterator[str]:
 def _selected(case: Case, switch: str, limit: str, seed: object = 0) -> set[str]:
     """The shipped prompts that a switch selects, drawn as the engine does; ValueError for another value."""
     sets, value, count = known_sets().sets, case.configuration.get(switch), case.configuration.get(limit)
-    names = tuple(sets) if value == "all" else tuple(value.split(",")) if isinstance(value, str) else ()
+    names = IN_ALL if value == "all" else tuple(value.split(",")) if isinstance(value, str) else ()
     if not names or any(name not in sets for name in names):
         return set()  # a file, or generated prompts
     if count is not None and (type(count) is not int or count < 1):
@@ -153,7 +155,7 @@ def environment_incomplete(case: Case) -> Iterator[str]:
     digests = [model.weights_sha256 for model in models.values()]
     no_digest = any(len(set(digest)) == 1 for digest in (git.source_sha256, *digests))
     needed = {
-        "target": bool(systems),
+        "target": bool(systems) or case.kind == "perplexity",
         "drafter": any(system.has_network for system in systems),
         "projector": any(system.restoration == "learned" for system in systems),
     }

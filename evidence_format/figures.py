@@ -5,17 +5,20 @@ A rate without seconds is null. A missing time counts as zero seconds here: MISS
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from statistics import median
+from statistics import NormalDist, fmean, median, stdev
+from typing import Any
 
 from evidence_format import model
-from evidence_format.claims import SPEED_CLAIMS
+from evidence_format.claims import FEWEST_CHUNKS, SPEED_CLAIMS
 from evidence_format.model import Arm, Report, Sample, quotient
 from evidence_format.text import degeneration, shown
 
 FIRST_BLOCKS = 8
+CONFIDENCE = 0.95  # of an interval of perplexity
 
 
 def faults(*found: tuple[object, str]) -> Iterator[str]:
@@ -39,7 +42,11 @@ class Case:
     """One report before the rules. `figures` is recomputed from the rows, never read from the report."""
 
     def __init__(self, report: Report, binding: Binding | None = None) -> None:
-        self.report, self.binding, self.figures = report, binding, summarise(report)
+        one_graph = report.configuration.get("single_graph") is True
+        self.report, self.binding = report, binding
+        self.figures = summarise(
+            report.arms, report.parity, report.perplexity, one_graph=one_graph, cut=report.cuts_loops
+        )
         self.kind, self.configuration, self.claims = report.kind, report.configuration, report.claims
         self.tested, self.baselines = report.with_role("sut"), report.with_role("baseline")
         self.references = self.baselines + report.with_role("oracle")  # what others are compared with
@@ -54,6 +61,14 @@ class Case:
         unique = {(arm.name, other.name): (arm, other) for arm, other in pairs if other}
         self.speed_pairs = list(unique.values())
         self.speed_arms = list({arm.name: arm for pair in self.speed_pairs for arm in pair}.values())
+
+    def compare(self, arm: Arm, other: Arm) -> model.Comparison:
+        """The figures of one arm relative to another, loops cut where the report says so."""
+        return compare(arm, other, cut=self.report.cuts_loops)
+
+    def timed(self, arm: Arm) -> Arm:
+        """The part of an arm that counts for its speed and acceptance."""
+        return arm.before_loops if self.report.cuts_loops else arm
 
     def claims_of(self, *names: str) -> Iterator[tuple[model.ReportClaim, Arm]]:
         """The claims of these names about an arm that is there, and the arm."""
@@ -78,26 +93,42 @@ class Case:
         return self.report.arm(name) if name is not None else arms[0] if len(arms) == 1 else None
 
 
-def summarise(report: Report) -> model.Summary:
-    """What `report.summary` must say: each arm; those under test against the baseline, or else the oracle."""
-    one_graph = report.configuration.get("single_graph") is True
-    references = report.with_role("baseline") or report.with_role("oracle")
+def summarise(
+    arms: Sequence[Arm],
+    parity: model.ParityComparison | None = None,
+    perplexity: model.PerplexityComparison | None = None,
+    *,
+    one_graph: bool = False,
+    cut: bool = False,
+) -> model.Summary:
+    """What `summary` must say: each arm; those under test against the baseline, or else the oracle."""
+    tested = [arm for arm in arms if arm.role == "sut"]
+    references = [arm for arm in arms if arm.role == "baseline"] or [a for a in arms if a.role == "oracle"]
+    blocks: dict[str, Any] = {} if parity is None else {"parity": _summarise_parity(parity)}
+    if perplexity is not None:
+        blocks["perplexity"] = _summarise_perplexity(perplexity)
     return model.Summary(
-        arms={arm.name: _summarise_arm(arm, one_graph) for arm in report.arms},
-        comparisons=tuple(compare(arm, other) for arm in report.with_role("sut") for other in references),
-        **({} if report.parity is None else {"parity": _summarise_parity(report.parity)}),
+        arms={arm.name: _summarise_arm(arm, one_graph, cut) for arm in arms},
+        comparisons=tuple(compare(arm, other, cut=cut) for arm in tested for other in references),
+        **blocks,
     )
 
 
-def _summarise_arm(arm: Arm, one_graph: bool) -> model.ArmSummary:
-    samples, (decode_rate, end_to_end_rate) = arm.samples, _rates(arm.samples)
-    accepted = [turn.accepted for turn in arm.rounds if turn.block >= 2]
+def _summarise_arm(arm: Arm, one_graph: bool, cut: bool) -> model.ArmSummary:
+    timed, samples = arm.before_loops if cut else arm, arm.samples
+    decode_rate, end_to_end_rate = _rates(timed.samples)
+    accepted = [turn.accepted for turn in timed.rounds if turn.block >= 2]
     kept = [sample.kv for sample in samples if sample.kv is not None]
+    tasks = [sample.task for sample in samples if sample.task is not None]
+    optional: dict[str, Any] = {"block_s": _block_times(arm) if arm.rounds else None} if one_graph else {}
+    if tasks:
+        optional["pass_at_1"] = _share([task.solved for task in tasks])
+        optional["compiled"] = _share([task.compiles for task in tasks])
     return model.ArmSummary(
         samples=len(samples),
         generated_tokens=sum(len(sample.tokens) for sample in samples),
         decoded_tokens=sum(sample.decoded for sample in samples),
-        median_decoded_tokens=median([sample.decoded for sample in samples] or [0]),
+        median_decoded_tokens=median([sample.decoded for sample in timed.samples] or [0]),
         decode_tokens_per_s=decode_rate,
         end_to_end_tokens_per_s=end_to_end_rate,
         verify_rounds=len(accepted),
@@ -108,8 +139,13 @@ def _summarise_arm(arm: Arm, one_graph: bool) -> model.ArmSummary:
         key_distortion=_mean([kv.key_distortion for kv in kept]),
         value_distortion=_mean([kv.value_distortion for kv in kept]),
         runaway_samples=sum(degeneration(sample.tokens) is not None for sample in samples),
-        block_s=_block_times(arm) if one_graph and arm.rounds else None,
+        **optional,
     )
+
+
+def _share(found: Sequence[bool | None]) -> float | None:
+    known = [each for each in found if each is not None]
+    return quotient(sum(known), len(known))
 
 
 def _block_times(arm: Arm) -> model.BlockTimes:
@@ -119,11 +155,12 @@ def _block_times(arm: Arm) -> model.BlockTimes:
     )
 
 
-def compare(arm: Arm, baseline: Arm) -> model.Comparison:
-    """The figures of `arm` relative to `baseline` over the prompts both ran."""
+def compare(arm: Arm, baseline: Arm, *, cut: bool = False) -> model.Comparison:
+    """The figures of `arm` relative to `baseline` over the prompts both ran; `cut`: speeds before loops."""
     pairs = pair_samples(arm, baseline)
-    ours, theirs = [sample for sample, _ in pairs], [sample for _, sample in pairs]
-    ratios = [quotient(plain.step_s, sample.step_s) for sample, plain in pairs]
+    timed = [(ours.before_loop, plain.before_loop) for ours, plain in pairs] if cut else pairs
+    ours, theirs = [sample for sample, _ in timed], [sample for _, sample in timed]
+    ratios = [quotient(plain.step_s, sample.step_s) for sample, plain in timed]
     known = [ratio for ratio in ratios if ratio is not None]
     (decode, end_to_end), (plain_decode, plain_end_to_end) = _rates(ours), _rates(theirs)
     return model.Comparison(
@@ -179,6 +216,38 @@ def _summarise_parity(parity: model.ParityComparison) -> model.ParitySummary:
         paths_equal=paths.count(True),
         paths_compared=len(paths) - paths.count(None),
     )
+
+
+def _summarise_perplexity(found: model.PerplexityComparison) -> model.PerplexitySummary:
+    chunks = found.chunks
+    native, policy = _mean([each.native_nll for each in chunks]), _mean([each.policy_nll for each in chunks])
+    increases = [each.policy_nll - each.native_nll for each in chunks]
+    kept = [each.kv for each in chunks if each.kv is not None]
+    return model.PerplexitySummary(
+        chunks=len(chunks),
+        tokens=sum(each.tokens for each in chunks),
+        native_nll=native,
+        policy_nll=policy,
+        native_perplexity=None if native is None else math.exp(native),
+        policy_perplexity=None if policy is None else math.exp(policy),
+        nll_increase=_mean(increases),
+        nll_interval=mean_interval(increases) if len(chunks) >= FEWEST_CHUNKS else None,
+        stored_bits_per_value=quotient(8 * sum(kv.bytes for kv in kept), sum(kv.values for kv in kept)),
+        native_bytes=max((each.native_bytes for each in chunks), default=None),
+        policy_bytes=max((each.policy_bytes for each in chunks), default=None),
+    )
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The interval of a mean by Student's t with n - 1 degrees of freedom, of 8 values or more.
+
+    The quantile comes from the normal one by the series of Fisher and Cornish, exact to 1e-4 from 7 on.
+    """
+    z, degrees = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), len(values) - 1
+    t = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
+    middle, half = fmean(values), t * stdev(values) / math.sqrt(len(values))
+    return middle - half, middle + half
 
 
 def _largest(figures: Sequence[float | None]) -> float | None:

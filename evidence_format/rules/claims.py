@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from statistics import median
 
-from bridge.evidence.figures import Case, compare, faults, pair_samples, parity_difference
 from evidence_format import claims
 from evidence_format.claims import CLAIMS, SAMENESS, SPEED_CLAIMS
+from evidence_format.figures import Case, faults, pair_samples, parity_difference
 from evidence_format.model import PLAIN_LOOP, Arm, ReportClaim, quotient
 from evidence_format.text import several, shown
 
@@ -69,8 +69,11 @@ def _arms(case: Case, claim: ReportClaim) -> tuple[Arm | None, Arm | None]:
 
 def _figure(case: Case, name: str, arm: Arm | None, other: Arm | None) -> float | None:
     if arm is None:
+        if name == "nll_increase":
+            interval = case.figures.perplexity.nll_interval if case.figures.perplexity else None
+            return interval[1] if interval else None
         return parity_difference(case.report.parity) if name == "parity" else None
-    figures, pair = case.figures.arms[arm.name], compare(arm, other) if other else None
+    figures, pair = case.figures.arms[arm.name], case.compare(arm, other) if other else None
     if name in SPEED_CLAIMS:
         return pair.decode_ratio if pair else None
     if name in SAMENESS:
@@ -218,12 +221,18 @@ def speedup_prefill_spread(case: Case) -> Iterator[str]:
 
 
 def speedup_decode_spread(case: Case) -> Iterator[str]:
-    """The plain arm's time per token varied more than threefold between rows of 16 tokens or more."""
+    """The plain arm's time per token varied more than threefold between rows of 16 tokens or more whose
+    contexts are alike, within a factor of two.
+    """
     for _, baseline in case.speed_pairs:
-        long = [sample for sample in baseline.samples if sample.decoded >= claims.SPREAD_TOKENS]
-        times = [1e3 * sample.step_s for sample in long if sample.step_s is not None]
-        if times and max(times) > claims.LARGEST_SPREAD * min(times):
-            yield f"arm {baseline.label}: one token took {min(times):.3f} to {max(times):.3f} ms, by the row"
+        alike: dict[int, list[float]] = defaultdict(list)
+        for sample in baseline.samples:
+            if sample.decoded >= claims.SPREAD_TOKENS and sample.step_s is not None:
+                alike[sample.context_class].append(1e3 * sample.step_s)
+        for times in alike.values():
+            if max(times) > claims.LARGEST_SPREAD * min(times):
+                took = f"{min(times):.3f} to {max(times):.3f} ms"
+                yield f"arm {baseline.label}: one token took {took}, by the row"
 
 
 def speedup_impossible(case: Case) -> Iterator[str]:
@@ -232,8 +241,8 @@ def speedup_impossible(case: Case) -> Iterator[str]:
     decoding.
     """
     for arm, baseline in case.speed_pairs:
-        ratio = max(_gains(arm, own_steps(case, arm) or baseline))
-        most = quotient(sum(sample.decoded for sample in arm.samples), len(arm.rounds))
+        ratio, timed = max(_gains(case, arm, own_steps(case, arm) or baseline)), case.timed(arm)
+        most = quotient(sum(sample.decoded for sample in timed.samples), len(timed.rounds))
         if most is not None and ratio > most * RATIO_TOLERANCE:
             yield f"{arm.label} is {ratio:.3f} times as fast, but its forwards gave {most:.3f} tokens each"
 
@@ -249,8 +258,8 @@ def own_steps(case: Case, arm: Arm) -> Arm | None:
     return None
 
 
-def _gains(arm: Arm, baseline: Arm) -> tuple[float, float]:  # in all, and in the median row
-    figures = compare(arm, baseline)
+def _gains(case: Case, arm: Arm, baseline: Arm) -> tuple[float, float]:  # in all, and in the median row
+    figures = case.compare(arm, baseline)
     return figures.decode_ratio or 0.0, figures.median_decode_ratio or 0.0
 
 
@@ -266,7 +275,7 @@ def baseline_slow(case: Case) -> Iterator[str]:
         if step > MOST_STEP_TO_PREFILL * prefill:
             yield f"a plain step of {baseline.label} took {step:.3f} ms, its whole prefill {prefill:.3f} ms"
         if (own := own_steps(case, arm)) is not None:
-            total, middle = _gains(own, baseline)
+            total, middle = _gains(case, own, baseline)
             if total > claims.MOST_TOTAL_LOOP_GAIN or middle > claims.MOST_LOOP_GAIN:
                 times = f"{total:.2f} times as long as those of {own.label}, {middle:.2f} in the median row"
                 yield f"plain steps of {baseline.label} took {times}"

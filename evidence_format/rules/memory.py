@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.evidence.figures import Case, faults, pair_samples
 from evidence_format.claims import SAMENESS
+from evidence_format.figures import Case, faults, pair_samples
 from evidence_format.model import Arm, Sample
 from evidence_format.policies import CODED, NATIVE, SLIDING, PolicySpec
 from evidence_format.text import several, shown
