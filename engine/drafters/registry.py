@@ -4,6 +4,7 @@
     FOLDER                             its config.json says which kind it is
     KIND:FOLDER                        likewise, and an error if it is another kind
     masked-diffusion:FOLDER?steps=4    likewise, with other settings than the folder's (block, steps, context)
+    mtp, mtp:FOLDER                    the next-token head in the target's folder, or in another one
     prompt-lookup+SPEC                 look-ups where they do better than what SPEC names
     SPEC?kv=POLICY                     with its own keys and values kept so, like --drafter-kv POLICY
 
@@ -20,11 +21,13 @@ from typing import Any
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
+from engine.drafters.mtp import MTPDrafter
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.dflash_config import KINDS as DFLASH_KINDS
 from engine.networks.mdlm import CLASSES, MODEL_TYPES, build_model, mask_token
+from engine.networks.mtp import build_head, head_weights, stored_head
 from engine.target.attention import refuse_policy
 from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
@@ -37,6 +40,7 @@ from engine.target.loading import (
     load_target,
     make_ready,
     opened,
+    put_weights,
     tokenizer_of,
 )
 
@@ -75,6 +79,7 @@ class DrafterSpec:
     settings: dict[str, int]  # arguments of `PromptLookup` or `MaskedDiffusion`
     policy: KVPolicy  # of its own keys and values
     lookups: bool  # look-ups where they do better
+    in_target: bool = False  # the weights are in the target's folder
 
 
 def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
@@ -100,6 +105,9 @@ def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
             raise ConfigurationError(
                 f"--drafter {rest}: the shortest match must be a number of tokens, as in prompt-lookup:3"
             )
+    elif kind == MTPDrafter.name:
+        if colon and not argument:
+            raise ConfigurationError(f"--drafter {rest} lacks its folder; give mtp:FOLDER or mtp")
     elif not argument:
         raise ConfigurationError(f"--drafter {rest} lacks its folder; give {kind}:FOLDER")
     else:
@@ -109,7 +117,9 @@ def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
             raise ConfigurationError(f"--drafter {rest}: the folder holds a drafter of the kind {found}")
     if policy.kind != NATIVE.kind and kind in (PromptLookup.name, MaskedDiffusion.name):
         raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps no keys and values; leave it out")
-    return DrafterSpec(kind, folder, settings, policy, rest != spec)
+    if policy.kind != NATIVE.kind and kind == MTPDrafter.name:
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps them native; leave it out")
+    return DrafterSpec(kind, folder, settings, policy, rest != spec, kind == MTPDrafter.name and not argument)
 
 
 def open_drafter(
@@ -190,6 +200,21 @@ def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str |
     return LoadedDrafter(drafter, card_of(folder, files, network), settings_used)
 
 
+def _open_mtp(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    folder = target.folder if spec.in_target else spec.folder
+    if folder is None:
+        raise ConfigurationError("--drafter mtp needs a target that was loaded from a folder; give mtp:FOLDER")
+    config = read_json(folder / "config.json")
+    head = stored_head(folder, config)
+    network, model = opened(folder, "config.json", lambda: build_head(config))
+    weights = opened(folder, "the head", lambda: head_weights(head, config, model))
+    put_weights(folder, weights, network, config.get("quantization"))
+    make_ready(folder, network, dtype_of(dtype))
+    drafter = MTPDrafter(network)
+    drafter.bind(target.target)
+    return LoadedDrafter(drafter, card_of(folder, head.files, network))
+
+
 def refuse_other_tokens(drafter: Any, target: Any) -> None:
     """Raise DrafterMismatchError where an id differs that both know: masks may be added to one of them."""
     ours, theirs = ({number: text for text, number in side.get_vocab().items()} for side in (drafter, target))
@@ -208,4 +233,5 @@ KINDS: dict[str, Callable[[DrafterSpec, LoadedTarget, str | None], LoadedDrafter
     "prompt-lookup": _open_prompt_lookup,
     "autoregressive": _open_autoregressive,
     "masked-diffusion": _open_masked_diffusion,
+    "mtp": _open_mtp,
 }

@@ -55,6 +55,7 @@ class LoadedTarget:
     tokenizer: Any  # mlx-lm's TokenizerWrapper
     card: Model
     context: int | None  # positions the model was made for, None where the config does not say
+    folder: Path | None = None
 
     @property
     def stops(self) -> frozenset[int]:
@@ -102,7 +103,7 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
             f"{path}: mlx runs experts in float32 alone on a CPU, not in {dtype}; use --dtype float32"
         )
     make_ready(path, model, wanted)
-    return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
+    return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config), path)
 
 
 def load_drafter(
@@ -149,6 +150,13 @@ def fill_network(
     weights: dict[str, mx.array] = {}
     for file in files:
         weights |= opened(path, "the weights", partial(mx.load, str(file)))
+    put_weights(path, weights, network, quantization)
+
+
+def put_weights(
+    path: Path, weights: dict[str, mx.array], network: nn.Module, quantization: Mapping[str, Any] | None
+) -> None:
+    """Likewise with weights that were read from ``path`` before."""
     if hasattr(network, "sanitize"):  # mlx-lm's name for: published names to those of the modules
         weights = network.sanitize(weights)
     if quantization is not None:
