@@ -27,7 +27,7 @@ from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.dflash_config import KINDS as DFLASH_KINDS
 from engine.networks.mdlm import CLASSES, MODEL_TYPES, build_model, mask_token
-from engine.networks.mtp import build_head, head_weights, stored_head
+from engine.networks.mtp import SPLIT_SUFFIX, build_head, head_weights, stored_head
 from engine.target.attention import refuse_policy
 from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
@@ -145,6 +145,8 @@ def kind_of(folder: Path) -> str:
             return kind
     if "dflash_config" in config:
         return "dflash"
+    if str(config.get("model_type")).endswith(SPLIT_SUFFIX):
+        return MTPDrafter.name
     if "model_type" in config:
         return MaskedDiffusion.name if config["model_type"] in MODEL_TYPES else Autoregressive.name
     raise ModelError(

@@ -83,6 +83,10 @@ class MTPHead(nn.Module):
         output: mx.array = self.norm(rows)
         return output
 
+    def cast_predicate(self, name: str) -> bool:
+        """mlx-lm's name for: whether a parameter may change its type; what routes to experts may not."""
+        return not name.endswith("e_score_correction_bias")
+
     def new_caches(self) -> list[KVCache]:
         return [KVCache() for _ in self.layers]
 
