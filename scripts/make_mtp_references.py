@@ -113,6 +113,7 @@ GEMMA = {
         "tie_word_embeddings": True,
     },
 }
+ORDERED = {**GEMMA, "use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
 
 
 def inputs(seed: int) -> dict[str, np.ndarray]:
@@ -217,6 +218,8 @@ def gemma(config: dict[str, Any], seed: int) -> tuple[dict[str, np.ndarray], dic
     settings = {name: value for name, value in config.items() if name != "model_type"}
     model = Gemma4AssistantForCausalLM(Gemma4AssistantConfig(**settings)).eval()
     randomise(model)
+    if model.masked_embedding is not None:
+        model.masked_embedding.token_ordering.copy_(torch.randperm(VOCAB))
     drawn = np.random.default_rng(seed)
     text = config["text_config"]
     golden = {
@@ -246,10 +249,17 @@ def gemma(config: dict[str, Any], seed: int) -> tuple[dict[str, np.ndarray], dic
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    for seed, (make, config) in enumerate(
-        [(next_layer, GLM), (next_layer, DEEPSEEK), (qwen, QWEN), (gemma, GEMMA)], 1
+    for seed, (name, make, config) in enumerate(
+        [
+            ("glm4_moe", next_layer, GLM),
+            ("deepseek_v3", next_layer, DEEPSEEK),
+            ("qwen3_5_moe", qwen, QWEN),
+            ("gemma4_assistant", gemma, GEMMA),
+            ("gemma4_assistant_ordered", gemma, ORDERED),
+        ],
+        1,
     ):
-        write(folder / config["model_type"], config, *make(config, seed))
+        write(folder / name, config, *make(config, seed))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.networks.mtp_assistant import Assistant
 from engine.networks.mtp import MTPHead, build_head, head_weights, stored_head
 from engine.target.loading import put_weights
 
@@ -47,3 +48,24 @@ def test_head_sees_the_positions_before(family: str):
     alone = network(embeddings[:, 4:], hidden[:, 4:], network.new_caches())
     assert mx.allclose(parts, golden["output"][:, 4:], rtol=0, atol=1e-4).item()
     assert not mx.allclose(alone, golden["output"][:, 4:], rtol=0, atol=1e-2).item()
+
+
+@pytest.mark.parametrize("name", ["gemma4_assistant", "gemma4_assistant_ordered"])
+def test_assistant_gives_what_the_reference_gives(name: str):
+    folder = REFERENCES / name
+    config = json.loads((folder / "config.json").read_text())
+    network = Assistant(config)
+    put_weights(folder, mx.load(str(folder / "model.safetensors")), network, None)
+    golden = {key: mx.array(value) for key, value in np.load(folder / "golden.npz").items()}
+    states = {kind: (golden[f"{kind}_keys"], golden[f"{kind}_values"]) for kind in network.kinds}
+    length = states["full_attention"][0].shape[2]
+    keys, values = states["sliding_attention"]
+    states["sliding_attention"] = (keys[:, :, -network.seen :], values[:, :, -network.seen :])
+    hidden = golden["hidden"]
+    for step in range(2):
+        hidden, logits = network(golden["embeddings"][:, step : step + 1], hidden, states, length)
+        assert mx.allclose(hidden, golden[f"output_{step}"], rtol=0, atol=1e-4).item()
+        wanted = golden[f"logits_{step}"]
+        wanted = mx.where(mx.isfinite(logits), wanted, -mx.inf)
+        assert mx.isfinite(logits).sum().item() == (24 if "ordered" in name else 64)
+        assert mx.allclose(logits, wanted, rtol=0, atol=1e-4).item()
