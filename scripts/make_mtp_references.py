@@ -123,7 +123,9 @@ def inputs(seed: int) -> dict[str, np.ndarray]:
     return {name: drawn.standard_normal((1, n, HIDDEN)).astype(np.float32) for name, n in shapes.items()}
 
 
-def write(folder: Path, config: dict[str, Any], weights: dict[str, np.ndarray], golden: dict[str, Any]) -> None:
+def write(
+    folder: Path, config: dict[str, Any], weights: dict[str, np.ndarray], golden: dict[str, Any]
+) -> None:
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,7 +198,9 @@ def qwen(config: dict[str, Any], seed: int) -> tuple[dict[str, np.ndarray], dict
         noise = mx.random.normal(value.shape)
         stored[f"mtp.{name}"] = 0.2 * noise if value.ndim == 1 else 0.3 * noise  # norms: less one
     for half in ("layers.0.mlp.switch_mlp",):
-        gate, up, down = (stored.pop(f"mtp.{half}.{kind}.weight") for kind in ("gate_proj", "up_proj", "down_proj"))
+        gate, up, down = (
+            stored.pop(f"mtp.{half}.{kind}.weight") for kind in ("gate_proj", "up_proj", "down_proj")
+        )
         stored["mtp.layers.0.mlp.experts.gate_up_proj"] = mx.concatenate([gate, up], axis=-2)
         stored["mtp.layers.0.mlp.experts.down_proj"] = down
     head.load_weights(list(head.sanitize(dict(stored)).items()))

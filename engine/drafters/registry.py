@@ -205,7 +205,9 @@ def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str |
 def _open_mtp(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
     folder = target.folder if spec.in_target else spec.folder
     if folder is None:
-        raise ConfigurationError("--drafter mtp needs a target that was loaded from a folder; give mtp:FOLDER")
+        raise ConfigurationError(
+            "--drafter mtp needs a target that was loaded from a folder; give mtp:FOLDER"
+        )
     config = read_json(folder / "config.json")
     head = stored_head(folder, config)
     network, model = opened(folder, "config.json", lambda: build_head(config))

@@ -207,7 +207,9 @@ def _stacked(weights: dict[str, mx.array]) -> dict[str, mx.array]:
             stacks.setdefault(f"{found[1]}.switch_mlp.{found[3]}.{found[4]}", {})[int(found[2])] = value
         else:
             others[name] = value
-    return others | {name: mx.stack([each[1] for each in sorted(stack.items())]) for name, stack in stacks.items()}
+    return others | {
+        name: mx.stack([each[1] for each in sorted(stack.items())]) for name, stack in stacks.items()
+    }
 
 
 def _layer_count(config: Mapping[str, Any]) -> int:

@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.networks.mtp_assistant import Assistant
 from engine.networks.mtp import MTPHead, build_head, head_weights, stored_head
+from engine.networks.mtp_assistant import Assistant
 from engine.target.loading import put_weights
 
 REFERENCES = Path(__file__).parents[2] / "data" / "mtp"
