@@ -139,7 +139,7 @@ def randomise(model: Any) -> None:
     import torch
 
     with torch.no_grad():
-        for name, value in model.named_parameters():
+        for value in model.parameters():
             noise = torch.randn_like(value)
             value.copy_(1 + 0.2 * noise if value.ndim == 1 else 0.3 * noise)
         for name, value in model.named_buffers():
@@ -168,8 +168,8 @@ def next_layer(config: dict[str, Any], seed: int) -> tuple[dict[str, np.ndarray]
         last = head.forward_layer(0, output[:, -1:], places[:, LENGTH:], cache, inputs_embeds=following)
     golden |= {"output": output.numpy(), "next_output": last.numpy()}
     weights = {}
-    for name, value in head.layers[0].state_dict().items():
-        name = name.removeprefix("mtp_block.").replace("post_norm", "shared_head.norm")
+    for published, value in head.layers[0].state_dict().items():
+        name = published.removeprefix("mtp_block.").replace("post_norm", "shared_head.norm")
         array = value.numpy()
         base = f"model.layers.{LAYERS}.{name}"
         if name == "mlp.experts.gate_up_proj":
@@ -197,12 +197,10 @@ def qwen(config: dict[str, Any], seed: int) -> tuple[dict[str, np.ndarray], dict
     for name, value in tree_flatten(head.parameters()):
         noise = mx.random.normal(value.shape)
         stored[f"mtp.{name}"] = 0.2 * noise if value.ndim == 1 else 0.3 * noise  # norms: less one
-    for half in ("layers.0.mlp.switch_mlp",):
-        gate, up, down = (
-            stored.pop(f"mtp.{half}.{kind}.weight") for kind in ("gate_proj", "up_proj", "down_proj")
-        )
-        stored["mtp.layers.0.mlp.experts.gate_up_proj"] = mx.concatenate([gate, up], axis=-2)
-        stored["mtp.layers.0.mlp.experts.down_proj"] = down
+    experts = "mtp.layers.0.mlp"
+    halves = [stored.pop(f"{experts}.switch_mlp.{kind}.weight") for kind in ("gate_proj", "up_proj")]
+    stored[f"{experts}.experts.gate_up_proj"] = mx.concatenate(halves, axis=-2)
+    stored[f"{experts}.experts.down_proj"] = stored.pop(f"{experts}.switch_mlp.down_proj.weight")
     head.load_weights(list(head.sanitize(dict(stored)).items()))
     golden = inputs(seed)
     embeddings, hidden, following = (mx.array(golden[n]) for n in golden)

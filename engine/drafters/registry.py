@@ -21,13 +21,15 @@ from typing import Any
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
-from engine.drafters.mtp import MTPDrafter
+from engine.drafters.mtp import AssistantDrafter, HiddenStateDrafter, MTPDrafter
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.dflash_config import KINDS as DFLASH_KINDS
 from engine.networks.mdlm import CLASSES, MODEL_TYPES, build_model, mask_token
 from engine.networks.mtp import SPLIT_SUFFIX, build_head, head_weights, stored_head
+from engine.networks.mtp_assistant import MODEL_TYPES as ASSISTANTS
+from engine.networks.mtp_assistant import Assistant
 from engine.target.attention import refuse_policy
 from engine.target.folder import card_of, read_json, require_folder, weight_files
 from engine.target.loading import (
@@ -47,6 +49,11 @@ from engine.target.loading import (
 WITH_LOOKUP = "prompt-lookup+"
 POLICY_MARK = "?kv="
 ARCHITECTURES = DFLASH_KINDS | dict.fromkeys(CLASSES, MaskedDiffusion.name)  # as config.json names them
+WITHOUT_POLICY = {
+    PromptLookup.name: "keeps no keys and values",
+    MaskedDiffusion.name: "keeps no keys and values",
+    HiddenStateDrafter.name: "keeps them native",
+}
 DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")
 
 
@@ -90,6 +97,14 @@ def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
         rest = rest.removeprefix(WITH_LOOKUP)
     if not rest:
         raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
+    kind, folder, settings = _parts_of(rest)
+    if policy.kind != NATIVE.kind and kind in WITHOUT_POLICY:
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} {WITHOUT_POLICY[kind]}; leave it out")
+    return DrafterSpec(kind, folder, settings, policy, rest != spec, rest == HiddenStateDrafter.name)
+
+
+def _parts_of(rest: str) -> tuple[str, Path, dict[str, int]]:
+    """Kind, folder and settings that a text without its policy and look-ups names."""
     kind, colon, argument = rest.partition(":")
     folder, settings = Path(argument), {}
     if kind not in KINDS:
@@ -105,21 +120,14 @@ def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
             raise ConfigurationError(
                 f"--drafter {rest}: the shortest match must be a number of tokens, as in prompt-lookup:3"
             )
-    elif kind == MTPDrafter.name:
-        if colon and not argument:
-            raise ConfigurationError(f"--drafter {rest} lacks its folder; give mtp:FOLDER or mtp")
-    elif not argument:
+    elif not argument and rest != HiddenStateDrafter.name:
         raise ConfigurationError(f"--drafter {rest} lacks its folder; give {kind}:FOLDER")
-    else:
+    elif kind != HiddenStateDrafter.name:  # a target's folder, too, may hold a head
         if kind == MaskedDiffusion.name:
             folder, settings = split_spec(argument)
         if (found := kind_of(folder)) != kind:
             raise ConfigurationError(f"--drafter {rest}: the folder holds a drafter of the kind {found}")
-    if policy.kind != NATIVE.kind and kind in (PromptLookup.name, MaskedDiffusion.name):
-        raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps no keys and values; leave it out")
-    if policy.kind != NATIVE.kind and kind == MTPDrafter.name:
-        raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps them native; leave it out")
-    return DrafterSpec(kind, folder, settings, policy, rest != spec, kind == MTPDrafter.name and not argument)
+    return kind, folder, settings
 
 
 def open_drafter(
@@ -145,8 +153,8 @@ def kind_of(folder: Path) -> str:
             return kind
     if "dflash_config" in config:
         return "dflash"
-    if str(config.get("model_type")).endswith(SPLIT_SUFFIX):
-        return MTPDrafter.name
+    if (model_type := str(config.get("model_type"))).endswith(SPLIT_SUFFIX) or model_type in ASSISTANTS:
+        return HiddenStateDrafter.name
     if "model_type" in config:
         return MaskedDiffusion.name if config["model_type"] in MODEL_TYPES else Autoregressive.name
     raise ModelError(
@@ -217,6 +225,18 @@ def _open_mtp(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> Loa
     drafter = MTPDrafter(network)
     drafter.bind(target.target)
     return LoadedDrafter(drafter, card_of(folder, head.files, network))
+
+
+def _open_assistant(
+    folder: Path, config: dict[str, Any], target: LoadedTarget, dtype: str | None
+) -> LoadedDrafter:
+    files = weight_files(folder)
+    network = opened(folder, "config.json", lambda: Assistant(config))
+    fill_network(folder, files, network, config.get("quantization"))
+    make_ready(folder, network, dtype_of(dtype))
+    drafter = AssistantDrafter(network)
+    drafter.bind(target.target)
+    return LoadedDrafter(drafter, card_of(folder, files, network))
 
 
 def refuse_other_tokens(drafter: Any, target: Any) -> None:

@@ -13,7 +13,7 @@ first is used. mlx-lm drops both when it loads a model, so they are read from th
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ class MTPHead(nn.Module):
         return not name.endswith("e_score_correction_bias")
 
     def new_caches(self) -> list[KVCache]:
-        return [KVCache() for _ in self.layers]
+        return [KVCache() for _ in self.layers]  # type: ignore[no-untyped-call]
 
 
 class StoredHead(NamedTuple):
@@ -108,12 +108,13 @@ def stored_head(folder: Path, config: Mapping[str, Any] | None = None) -> Stored
     require_folder(folder)
     config = read_json(folder / "config.json") if config is None else config
     split = folder / SPLIT_FILE
-    belongs = _belongs(folder, config)
+    belongs = _belongs(config)
     tensors: dict[str, mx.array] = {}
     files, formats = [], set()
     for file in [split] if split.exists() else weight_files(folder):
         with wrap_errors(lambda reason: ModelError(f"{split} cannot be loaded: {reason}")):
-            found, notes = mx.load(str(file), return_metadata=True)
+            loaded: Any = mx.load(str(file), return_metadata=True)
+        found, notes = loaded
         if named := {name: value for name, value in found.items() if belongs(name)}:
             tensors |= named
             files.append(file)
@@ -207,16 +208,16 @@ def _stacked(weights: dict[str, mx.array]) -> dict[str, mx.array]:
             stacks.setdefault(f"{found[1]}.switch_mlp.{found[3]}.{found[4]}", {})[int(found[2])] = value
         else:
             others[name] = value
-    return others | {
-        name: mx.stack([each[1] for each in sorted(stack.items())]) for name, stack in stacks.items()
-    }
+    for name, stack in stacks.items():
+        others[name] = mx.stack([stack[index] for index in sorted(stack)])
+    return others
 
 
 def _layer_count(config: Mapping[str, Any]) -> int:
     return int(text_part(config)["num_hidden_layers"])
 
 
-def _belongs(folder: Path, config: Mapping[str, Any]) -> Any:
+def _belongs(config: Mapping[str, Any]) -> Callable[[str], object]:
     """Whether a tensor of this name is part of a head."""
     family = family_of(config)
     if str(config.get("model_type")).endswith(SPLIT_SUFFIX):  # a folder that holds nothing else

@@ -1,4 +1,4 @@
-"""The Gemma 4 assistant: a small model that attends to the keys and values of its target, and has none itself.
+"""The Gemma 4 assistant: a small model that attends to keys and values of its target, and has none itself.
 
 Its first layer gets a projection of [the embedding of the last token, the target's last hidden state h behind
 the final norm]. Each of its layers attends to what the target's last layer of the same kind (sliding or full)
@@ -87,7 +87,7 @@ class Assistant(nn.Module):
     def _logits(self, rows: mx.array) -> mx.array:
         table = self.model.embed_tokens
         if "masked_embedding" not in self:
-            logits: mx.array = self.lm_head(rows) if "lm_head" in self else table.as_linear(rows)
+            logits: mx.array = (self.lm_head if "lm_head" in self else table.as_linear)(rows)
             return logits
         tokens = self.masked_embedding.tokens(rows)
         scores = rows[0] @ table(tokens).T  # [1, T]

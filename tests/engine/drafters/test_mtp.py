@@ -1,4 +1,4 @@
-"""Next-token heads and the Gemma 4 assistant as drafters: opened from folders, exact, and what they remember."""
+"""Next-token heads and the Gemma 4 assistant as drafters: opening them, exactness, what they remember."""
 
 from __future__ import annotations
 
@@ -87,12 +87,11 @@ def save_head(folder: Path, config: dict[str, Any], rename: str, shift: int = 0)
     ours = ("projection", "embedding_norm", "hidden_norm", "norm")
     prefix = "mtp." if rename == "mtp." else f"model.layers.{config['num_hidden_layers']}."
     stored = {}
-    for name, value in tree_flatten(network.parameters()):
-        part, _, kind = name.rpartition(".")
+    for own, value in tree_flatten(network.parameters()):
+        part, _, kind = own.rpartition(".")
+        name = own if rename == "mtp." else own.removeprefix("layers.0.")
         if part in ours:
             name = f"{names[ours.index(part)]}.{kind}"
-        elif rename != "mtp.":
-            name = name.removeprefix("layers.0.")
         stored[prefix + name] = value - shift if value.ndim == 1 else value
     mx.save_safetensors(str(folder / SPLIT_FILE), stored, {"format": "pt" if shift else "mlx"})
 
