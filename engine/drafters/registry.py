@@ -217,6 +217,8 @@ def _open_mtp(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> Loa
             "--drafter mtp needs a target that was loaded from a folder; give mtp:FOLDER"
         )
     config = read_json(folder / "config.json")
+    if config.get("model_type") in ASSISTANTS:
+        return _open_assistant(folder, config, target, dtype)
     head = stored_head(folder, config)
     network, model = opened(folder, "config.json", lambda: build_head(config))
     weights = opened(folder, "the head", lambda: head_weights(head, config, model))
