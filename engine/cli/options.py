@@ -43,7 +43,8 @@ engine_options = group(
     option("--model", "Folder of the target [default: shipped].", type=PATH),
     option(
         "--drafter",
-        "Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
+        "Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER, mtp (the target's "
+        "own next-token head) or 'none' "
         "[default: prompt-lookup+ the shipped one for the shipped target].",
     ),
     option("--block", "Tokens a verify forward, or auto.", "auto"),
@@ -57,6 +58,7 @@ engine_options = group(
         metavar="POLICY",
     ),
     option("--drafter-kv", "The drafter's own: native, sink-window, affine or rotated, as --kv.", "native"),
+    option("--drafter-quantize", "Pack the drafter's weights on loading.", metavar="BITS[,GROUP]"),
     option("--quantize", "Pack the target's weights on loading.", metavar="BITS[,GROUP]"),
     option("--projector", "Folder for --kv restored:learned [default: the shipped one].", type=PATH),
     option("--prefill-chunk", "Prompt tokens a forward.", 2048),
