@@ -37,6 +37,7 @@ class Options:
     single_graph: bool = False  # evaluate draft and verify as one graph, to see what two are worth
     kv: str = "native"  # see `engine.cache.policy`
     drafter_kv: str = "native"  # of the drafter's own keys and values; see `engine.drafters.registry`
+    drafter_quantize: str | None = None  # pack the drafter's weights
     quantize: str | None = None  # pack the target's weights, see `engine.target.quantize`
     projector: Path | None = None  # folder, for ``restored:learned``; None: the shipped one
 
@@ -95,6 +96,10 @@ def open_engine(options: Options, context: int | None = None) -> Engine:
     split_policy(spec or "", drafters_own)  # before the target is loaded, and for --block 1, too
     if spec is None and drafters_own != NATIVE:
         raise ConfigurationError(f"--drafter-kv {options.drafter_kv} needs a drafter; give --drafter")
+    if spec is None and options.drafter_quantize is not None:
+        raise ConfigurationError(
+            f"--drafter-quantize {options.drafter_quantize} needs a drafter; give --drafter"
+        )
     if spec is None and block is not None and block > 1:
         raise ConfigurationError(f"--block {block} needs a drafter; give --drafter")
     drafting = None if block == 1 else spec
@@ -106,7 +111,9 @@ def open_engine(options: Options, context: int | None = None) -> Engine:
         policy, target, model=options.model, projector=options.projector, drafter=spec, dtype=options.dtype
     )
     fit_threads(target.target.hidden_size)
-    drafter = None if drafting is None else open_drafter(drafting, target, options.dtype, drafters_own)
+    drafter = None
+    if drafting is not None:
+        drafter = open_drafter(drafting, target, options.dtype, drafters_own, options.drafter_quantize)
     if drafter and block:
         check_block(block, drafter.drafter.block_size)
     return Engine(options, target, drafter, alone=spec is None, policy=policy, restoration=restoration)

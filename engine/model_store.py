@@ -30,6 +30,7 @@ from engine.errors import (
     UnknownModel,
     wrap_errors,
 )
+from engine.networks.mtp import write_mtp
 from engine.registry import FETCHED, NAME, Places, Registry, Source, fetch, fitting_name, locate
 from engine.target.folder import check_config, models_folder, read_json, weight_files
 from engine.target.gguf import Progress, convert_gguf
@@ -186,6 +187,7 @@ class Saving:
     name: str | None = None  # None: after its source
     quantize: str | None = None  # BITS or BITS,GROUP: packed
     dtype: str = "bfloat16"  # of what is not packed
+    keep_mtp: bool = False  # with the model's next-token head, which mlx-lm drops, in a file of its own
     progress: Progress = lambda *_: None
 
     def check(self) -> None:
@@ -285,6 +287,8 @@ def _save_converted(source: Path, folder: Path, saving: Saving) -> None:
     saving.progress(1, 2, "saving", folder.name)
     with wrap_errors(lambda why: ModelError(f"{source} cannot be saved: {why}")):
         save(folder, source, model, tokenizer, config)
+    if saving.keep_mtp:
+        write_mtp(source, folder)
     saving.progress(2, 2, "saving", "done")
 
 

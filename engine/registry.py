@@ -43,6 +43,7 @@ from engine.errors import (
     wrap_errors,
 )
 from engine.networks.dflash_config import DFlashConfig
+from engine.networks.mtp import stored_head
 from engine.target.attention import refuse_policy
 from engine.target.folder import (
     Index,
@@ -557,12 +558,14 @@ def fetch(entry: ModelEntry, places: Places) -> Located:
 def default_drafter(folder: Path, places: Places | None = None) -> str:
     """What drafts for the target in a folder where nothing is said, as ``--drafter`` has it.
 
-    The drafter that the shipped registry pairs with this folder, where it is on this machine, with look-ups;
-    else look-ups alone, which need no model.
+    The target's own next-token head, or the drafter that the shipped registry pairs with this folder, where it
+    is on this machine, with look-ups; else look-ups alone, which need no model.
     """
-    # A drafter in the target's own folder (native MTP heads) comes first, here.
     if folder.resolve() == SHIPPED_TARGET.resolve():
         return f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"
+    with suppress(ModelError):  # of another family, or without a head; loading says what else is wrong
+        stored_head(folder)
+        return f"{WITH_LOOKUP}mtp"
     places = places or Places.of_machine()
     for entry in Registry.load().entries:
         with suppress(ModelNotHere, ConfigurationError):

@@ -12,7 +12,7 @@ import click
 from engine.cli import evaluation_options as shared
 from engine.cli.evaluation_options import EvaluationCall, claim_option, common_options, seed_of, set_options
 from engine.cli.options import (
-    PATH,
+    MODEL,
     dtype_option,
     flag,
     group,
@@ -215,7 +215,7 @@ def quality(**values: Any) -> None:
 @option("--piece", "Positions a forward; it reads earlier ones from the caches.", 32)
 @option("--limit", "At most so many chunks [default: all].", type=int)
 @option("--max-increase", "Claim that the increase, nats a token, is no more (upper end).", type=float)
-@option("--model", "Folder of the target [default: shipped].", type=PATH)
+@option("--model", "Name or folder of the target [default: shipped].", type=MODEL)
 @kv_option
 @option("--quantize", "Pack the target's weights on loading.", metavar="BITS[,GROUP]")
 @dtype_option

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.options import MODEL, PATH, json_option, option, prepare
+from engine.cli.options import MODEL, PATH, flag, json_option, option, prepare
 
 QUIET_S = 2.0  # seconds until progress is worth a line
 
@@ -67,6 +67,7 @@ def pull(source: str, *, as_json: bool, registry: Path | None, **values: Any) ->
 @name_option
 @quantize_option
 @dtype_option
+@flag("--keep-mtp", "Keep the next-token head, which mlx-lm drops, in mtp.safetensors.")
 @json_option
 def convert(source: Path, *, as_json: bool, **values: Any) -> None:
     """Save a GGUF file, or a folder of published weights, as a model that mlx-lm loads.

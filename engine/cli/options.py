@@ -70,13 +70,15 @@ engine_options = group(
     option("--model", "Name or folder of the target [default: shipped].", type=MODEL),
     option(
         "--drafter",
-        "Folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER or 'none' "
-        "[default: the one registered for the target if it is here, else prompt-lookup].",
+        "Name or folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER, mtp (the "
+        "target's own next-token head) or 'none' [default: mtp if the target has one, else the one "
+        "registered for it if that is here, else prompt-lookup].",
     ),
     no_speculation_option,
     option("--block", "Tokens a verify forward, or auto.", "auto"),
     kv_option,
     option("--drafter-kv", "The drafter's own: native, sink-window, affine or rotated, as --kv.", "native"),
+    option("--drafter-quantize", "Pack the drafter's weights on loading.", metavar="BITS[,GROUP]"),
     option("--quantize", "Pack the target's weights on loading.", metavar="BITS[,GROUP]"),
     option("--projector", "Folder for --kv restored:learned [default: the shipped one].", type=PATH),
     option("--prefill-chunk", "Prompt tokens a forward.", 2048),

@@ -4,7 +4,9 @@
     FOLDER                             its config.json says which kind it is
     KIND:FOLDER                        likewise, and an error if it is another kind
     masked-diffusion:FOLDER?steps=4    likewise, with other settings than the folder's (block, steps, context)
+    mtp, mtp:FOLDER                    the next-token head in the target's folder, or in another one
     prompt-lookup+SPEC                 look-ups where they do better than what SPEC names
+    SPEC?quantize=BITS,GROUP           its weights packed on loading, like --drafter-quantize BITS,GROUP
     SPEC?kv=POLICY                     with its own keys and values kept so, like --drafter-kv POLICY
 
 How folders become networks is in `engine.target.loading`.
@@ -20,29 +22,40 @@ from typing import Any
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split_spec
+from engine.drafters.mtp import AssistantDrafter, HiddenStateDrafter, MTPDrafter
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.dflash_config import KINDS as DFLASH_KINDS
 from engine.networks.mdlm import CLASSES, MODEL_TYPES, build_model, mask_token
+from engine.networks.mtp import SPLIT_SUFFIX, build_head, head_weights, stored_head
+from engine.networks.mtp_assistant import MODEL_TYPES as ASSISTANTS
+from engine.networks.mtp_assistant import Assistant
 from engine.target.attention import refuse_policy
 from engine.target.folder import card_of, named_folder, read_json, require_folder, weight_files
 from engine.target.loading import (
+    DRAFTER_QUANTIZE,
     LoadedDrafter,
     LoadedTarget,
     dtype_of,
     fill_network,
-    kv_setting,
     load_drafter,
     load_target,
-    make_ready,
+    make_ready_drafter,
     opened,
+    put_weights,
     tokenizer_of,
 )
+from engine.target.quantize import parse_quantize
 
 WITH_LOOKUP = "prompt-lookup+"
-POLICY_MARK = "?kv="
+POLICY_MARK, QUANTIZE_MARK = "?kv=", "?quantize="
 ARCHITECTURES = DFLASH_KINDS | dict.fromkeys(CLASSES, MaskedDiffusion.name)  # as config.json names them
+WITHOUT_POLICY = {
+    PromptLookup.name: "keeps no keys and values",
+    MaskedDiffusion.name: "keeps no keys and values",
+    HiddenStateDrafter.name: "keeps them native",
+}
 DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")
 
 
@@ -75,16 +88,49 @@ class DrafterSpec:
     settings: dict[str, int]  # arguments of `PromptLookup` or `MaskedDiffusion`
     policy: KVPolicy  # of its own keys and values
     lookups: bool  # look-ups where they do better
+    in_target: bool = False  # the weights are in the target's folder
+    quantize: str | None = None  # bits and group its weights are packed in; None: as stored
+
+    @property
+    def shared_settings(self) -> str:
+        """What the text says whatever the kind, without the first question mark; may be empty."""
+        packed = "" if self.quantize is None else f"{QUANTIZE_MARK}{self.quantize}"
+        kept = "" if self.policy.kind == NATIVE.kind else f"{POLICY_MARK}{self.policy.spec}"
+        return f"{packed}{kept}".removeprefix("?")
 
 
-def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
+def read_spec(spec: str, policy: KVPolicy = NATIVE, quantize: str | None = None) -> DrafterSpec:
     """Read a ``--drafter`` text; ConfigurationError or, for the folder it names, ModelError."""
     spec, policy = split_policy(spec, policy)
+    spec, quantize = _split_quantize(spec, quantize)
     rest = spec
     while rest.startswith(WITH_LOOKUP):
         rest = rest.removeprefix(WITH_LOOKUP)
     if not rest:
         raise ConfigurationError(f"--drafter {spec} lacks the drafter behind it; give {spec}FOLDER")
+    kind, folder, settings = _parts_of(rest)
+    if policy.kind != NATIVE.kind and kind in WITHOUT_POLICY:
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} {WITHOUT_POLICY[kind]}; leave it out")
+    if quantize is not None and kind == PromptLookup.name:
+        raise ConfigurationError(f"{DRAFTER_QUANTIZE} {quantize}: {kind} has no weights; leave it out")
+    in_target = rest == HiddenStateDrafter.name
+    return DrafterSpec(kind, folder, settings, policy, rest != spec, in_target, quantize)
+
+
+def _split_quantize(spec: str, quantize: str | None) -> tuple[str, str | None]:
+    rest, mark, text = spec.partition(QUANTIZE_MARK)
+    if mark and quantize not in (None, text):
+        raise ConfigurationError(
+            f"--drafter {spec} and {DRAFTER_QUANTIZE} {quantize} name two packings; give one"
+        )
+    found = text if mark else quantize
+    if found is not None:
+        parse_quantize(found, DRAFTER_QUANTIZE)
+    return rest, found
+
+
+def _parts_of(rest: str) -> tuple[str, Path, dict[str, int]]:
+    """Kind, folder and settings that a text without its policy and look-ups names."""
     kind, colon, argument = rest.partition(":")
     folder, settings = Path(argument), {}
     if kind not in KINDS:
@@ -101,29 +147,34 @@ def read_spec(spec: str, policy: KVPolicy = NATIVE) -> DrafterSpec:
             raise ConfigurationError(
                 f"--drafter {rest}: the shortest match must be a number of tokens, as in prompt-lookup:3"
             )
-    elif not argument:
+    elif not argument and rest != HiddenStateDrafter.name:
         raise ConfigurationError(f"--drafter {rest} lacks its folder; give {kind}:FOLDER")
-    else:
+    elif kind != HiddenStateDrafter.name:  # a target's folder, too, may hold a head
         if kind == MaskedDiffusion.name:
             folder, settings = split_spec(argument)
         folder = named_folder(str(folder))
         if (found := kind_of(folder)) != kind:
             raise ConfigurationError(f"--drafter {rest}: the folder holds a drafter of the kind {found}")
-    if policy.kind != NATIVE.kind and kind in (PromptLookup.name, MaskedDiffusion.name):
-        raise ConfigurationError(f"--drafter-kv {policy.spec}: {kind} keeps no keys and values; leave it out")
-    return DrafterSpec(kind, folder, settings, policy, rest != spec)
+    return kind, folder, settings
 
 
 def open_drafter(
-    spec: str, target: LoadedTarget, dtype: str | None = None, policy: KVPolicy = NATIVE
+    spec: str,
+    target: LoadedTarget,
+    dtype: str | None = None,
+    policy: KVPolicy = NATIVE,
+    quantize: str | None = None,
 ) -> LoadedDrafter:
     """Load what a ``--drafter`` text names (see the top of this file) and bind it to a target.
 
-    ``policy`` is of the drafter's own keys and values; the text may say it instead. Raises as `read_spec`,
-    and DrafterMismatchError where the drafter was made for another target.
+    ``policy`` is of the drafter's own keys and values, ``quantize`` the bits and group its weights are packed
+    in; the text may say them instead. Raises as `read_spec`, and DrafterMismatchError where the drafter was
+    made for another target.
     """
-    asked = read_spec(spec, policy)
+    asked = read_spec(spec, policy, quantize)
     loaded = KINDS[asked.kind](asked, target, dtype)
+    settings = [each for each in (loaded.settings, asked.shared_settings) if each]
+    loaded = replace(loaded, settings="?".join(settings) or None)
     return replace(loaded, drafter=WithLookup(loaded.drafter)) if asked.lookups else loaded
 
 
@@ -137,6 +188,8 @@ def kind_of(folder: Path) -> str:
             return kind
     if "dflash_config" in config:
         return "dflash"
+    if (model_type := str(config.get("model_type"))).endswith(SPLIT_SUFFIX) or model_type in ASSISTANTS:
+        return HiddenStateDrafter.name
     if "model_type" in config:
         return MaskedDiffusion.name if config["model_type"] in MODEL_TYPES else Autoregressive.name
     raise ModelError(
@@ -152,16 +205,16 @@ def _open_prompt_lookup(spec: DrafterSpec, target: LoadedTarget, _: str | None) 
 
 
 def _open_block(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    return load_drafter(spec.folder, target.target, dtype, spec.policy)
+    return load_drafter(spec.folder, target.target, dtype, spec.policy, spec.quantize)
 
 
 def _open_autoregressive(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
-    model, policy = load_target(spec.folder, dtype), spec.policy
+    model, policy = load_target(spec.folder, dtype, spec.quantize, DRAFTER_QUANTIZE), spec.policy
     refuse_policy(model.target.model, policy, "--drafter-kv")
     drafter = Autoregressive(model.target, policy=policy)
     drafter.bind(target.target)
     refuse_other_tokens(model.tokenizer, target.tokenizer)
-    return LoadedDrafter(drafter, model.card, kv_setting(policy))
+    return LoadedDrafter(drafter, model.card)
 
 
 def diffusion_settings(spec: DrafterSpec) -> tuple[dict[str, Any], dict[str, int]]:
@@ -187,9 +240,41 @@ def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str |
     finally:
         logger.disabled = disabled
     refuse_other_tokens(tokenizer, target.tokenizer)
-    make_ready(folder, network, wanted)
+    make_ready_drafter(folder, network, wanted, spec.quantize)
     settings_used = f"steps={drafter.steps},block={drafter.block_size},context={drafter.context}"
     return LoadedDrafter(drafter, card_of(folder, files, network), settings_used)
+
+
+def _open_mtp(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
+    folder = target.folder if spec.in_target else spec.folder
+    if folder is None:
+        raise ConfigurationError(
+            "--drafter mtp needs a target that was loaded from a folder; give mtp:FOLDER"
+        )
+    config = read_json(folder / "config.json")
+    if config.get("model_type") in ASSISTANTS:
+        return _open_assistant(spec, config, target, dtype)
+    head = stored_head(folder, config)
+    network, model = opened(folder, "config.json", lambda: build_head(config))
+    weights = opened(folder, "the head", lambda: head_weights(head, config, model))
+    put_weights(folder, weights, network, config.get("quantization"))
+    make_ready_drafter(folder, network, dtype_of(dtype), spec.quantize)
+    drafter = MTPDrafter(network)
+    drafter.bind(target.target)
+    return LoadedDrafter(drafter, card_of(folder, head.files, network))
+
+
+def _open_assistant(
+    spec: DrafterSpec, config: dict[str, Any], target: LoadedTarget, dtype: str | None
+) -> LoadedDrafter:
+    folder = spec.folder
+    files = weight_files(folder)
+    network = opened(folder, "config.json", lambda: Assistant(config))
+    fill_network(folder, files, network, config.get("quantization"))
+    make_ready_drafter(folder, network, dtype_of(dtype), spec.quantize)
+    drafter = AssistantDrafter(network)
+    drafter.bind(target.target)
+    return LoadedDrafter(drafter, card_of(folder, files, network))
 
 
 def refuse_other_tokens(drafter: Any, target: Any) -> None:
@@ -210,4 +295,5 @@ KINDS: dict[str, Callable[[DrafterSpec, LoadedTarget, str | None], LoadedDrafter
     "prompt-lookup": _open_prompt_lookup,
     "autoregressive": _open_autoregressive,
     "masked-diffusion": _open_masked_diffusion,
+    "mtp": _open_mtp,
 }

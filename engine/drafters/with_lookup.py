@@ -56,6 +56,7 @@ class WithLookup:
 
     def bind(self, target: Target) -> None:
         self._other.bind(target)
+        self.target_layers = self._other.target_layers
 
     def twin(self) -> "WithLookup":
         return WithLookup(self._other.twin())

@@ -124,9 +124,9 @@ class LoadedModel:
     def load(cls, located: Located) -> "LoadedModel":
         """Load the target and its default drafter; raise InputError."""
         entry = located.entry
-        how = {"dtype": entry.dtype, "quantize": entry.quantize}
-        require_memory(located.target, context=entry.context, drafter=located.drafter, **how)
-        target = load_target(located.target, **how)
+        about = {"context": entry.context, "drafter": located.drafter, "dtype": entry.dtype}
+        require_memory(located.target, quantize=entry.quantize, **about)
+        target = load_target(located.target, entry.dtype, entry.quantize)
         fit_threads(target.target.hidden_size)
         if entry.engine is not None:
             return cls(located, target, open_external_engine(entry.engine, target, *located.external))

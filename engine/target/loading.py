@@ -44,6 +44,7 @@ from evidence_format.model import Model
 SHIPPED = Path(__file__).parents[1] / "models" / "demo"
 SHIPPED_TARGET, SHIPPED_DRAFTER = SHIPPED / "target", SHIPPED / "drafter"
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+DRAFTER_QUANTIZE = "--drafter-quantize"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
 
 
@@ -55,6 +56,7 @@ class LoadedTarget:
     tokenizer: Any  # mlx-lm's TokenizerWrapper
     card: Model
     context: int | None  # positions the model was made for, None where the config does not say
+    folder: Path | None = None
 
     @property
     def stops(self) -> frozenset[int]:
@@ -71,10 +73,13 @@ class LoadedDrafter:
     settings: str | None = None  # how it was set up beyond its weights, as a report says it
 
 
-def load_target(path: Path, dtype: str | None = None, quantize: str | None = None) -> LoadedTarget:
+def load_target(
+    path: Path, dtype: str | None = None, quantize: str | None = None, option: str = "--quantize"
+) -> LoadedTarget:
     """Load a folder with config.json, model*.safetensors and the tokenizer's files with mlx-lm.
 
-    ``dtype`` is a name of `DTYPES`; None: float32 on the CPU, as stored on Metal.
+    ``dtype`` is a name of `DTYPES`; None: float32 on the CPU, as stored on Metal. ``quantize`` is the text of
+    ``option``.
     """
     wanted = dtype_of(dtype)
     files = weight_files(path)
@@ -91,7 +96,7 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
     tokenizer = tokenizer_of(path, stops)
     model, _ = opened(path, "the model", lambda: load_model(path), config)
     if quantize is not None:
-        quantize_target(model, quantize)
+        quantize_target(model, quantize, option)
     target = Target(model)
     # not computed: what has the shape of its weights may still not fit together
     tokens = mx.zeros((1, 2), mx.int32)
@@ -102,28 +107,27 @@ def load_target(path: Path, dtype: str | None = None, quantize: str | None = Non
             f"{path}: mlx runs experts in float32 alone on a CPU, not in {dtype}; use --dtype float32"
         )
     make_ready(path, model, wanted)
-    return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config))
+    return LoadedTarget(target, tokenizer, card_of(path, files, model), context_length(config), path)
 
 
 def load_drafter(
-    path: Path, target: Target, dtype: str | None = None, policy: KVPolicy = NATIVE
+    path: Path,
+    target: Target,
+    dtype: str | None = None,
+    policy: KVPolicy = NATIVE,
+    quantize: str | None = None,
 ) -> LoadedDrafter:
     """Load the folder of a DFlash or DFlash 2 drafter, with a policy of its own, and bind it to a target."""
-    network, files = load_network(path, dtype)
+    network, files = load_network(path, dtype, quantize)
     try:
         drafter: Drafter = BlockDrafter(network, policy)
     except ConfigurationError as error:
         raise ConfigurationError(f"--drafter-kv {policy.spec}: {error}") from None
     drafter.bind(target)
-    return LoadedDrafter(drafter, card_of(path, files, network), kv_setting(policy))
+    return LoadedDrafter(drafter, card_of(path, files, network))
 
 
-def kv_setting(policy: KVPolicy) -> str | None:
-    """What a report says of a drafter's own policy."""
-    return None if policy.kind == NATIVE.kind else f"kv={policy.spec}"
-
-
-def load_network(path: Path, dtype: str | None) -> tuple[DFlash, list[Path]]:
+def load_network(path: Path, dtype: str | None, quantize: str | None = None) -> tuple[DFlash, list[Path]]:
     """Load the network of a DFlash or DFlash 2 drafter; return it and its weight files."""
     wanted = dtype_of(dtype)
     files, file = weight_files(path), path / "config.json"
@@ -138,8 +142,15 @@ def load_network(path: Path, dtype: str | None) -> tuple[DFlash, list[Path]]:
 
     network: DFlash = opened(path, "config.json", build)
     fill_network(path, files, network, config.get("quantization"))
-    make_ready(path, network, wanted)
+    make_ready_drafter(path, network, wanted, quantize)
     return network, files
+
+
+def make_ready_drafter(path: Path, network: Any, dtype: mx.Dtype | None, quantize: str | None) -> None:
+    """`make_ready`, the weights packed before as a ``--drafter-quantize`` text says, None: as stored."""
+    if quantize is not None:
+        quantize_target(network, quantize, DRAFTER_QUANTIZE)
+    make_ready(path, network, dtype)
 
 
 def fill_network(
@@ -149,6 +160,13 @@ def fill_network(
     weights: dict[str, mx.array] = {}
     for file in files:
         weights |= opened(path, "the weights", partial(mx.load, str(file)))
+    put_weights(path, weights, network, quantization)
+
+
+def put_weights(
+    path: Path, weights: dict[str, mx.array], network: nn.Module, quantization: Mapping[str, Any] | None
+) -> None:
+    """Likewise with weights that were read from ``path`` before."""
     if hasattr(network, "sanitize"):  # mlx-lm's name for: published names to those of the modules
         weights = network.sanitize(weights)
     if quantization is not None:

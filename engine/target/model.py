@@ -132,6 +132,11 @@ class Target:
             self._scales[dtype] = None if read_float(scale) == 1 else scale
         return self._scales[dtype]
 
+    def final_norm(self, hidden: mx.array) -> mx.array:
+        """What the head takes of the last layer's outputs, [1, N, hidden]."""
+        rows: mx.array = self._core.norm(hidden)
+        return rows
+
     def head(self, hidden: mx.array) -> mx.array:
         """The output projection alone (not soft-capped), [1, N, hidden] to [1, N, V]."""
         tied = "lm_head" not in self._text

@@ -22,29 +22,29 @@ GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 64
 
 
-def parse_quantize(text: str) -> tuple[int, int]:
-    """Bits a weight and weights a group of a ``--quantize`` text."""
+def parse_quantize(text: str, option: str = "--quantize") -> tuple[int, int]:
+    """Bits a weight and weights a group of a ``--quantize`` text, or of another option's."""
     if not (found := re.fullmatch(r"([0-9]{1,9})(?:,([0-9]{1,9}))?", text)):
-        raise ConfigurationError(f"--quantize {text!r} is not BITS or BITS,GROUP; give, for example, 4,64")
+        raise ConfigurationError(f"{option} {text!r} is not BITS or BITS,GROUP; give, for example, 4,64")
     bits, group = int(found[1]), int(found[2] or DEFAULT_GROUP)
     for name, value, known in (("bits", bits, BITS), ("group", group, GROUPS)):
         if value not in known:
             choice = ", ".join(map(str, known))
-            raise ConfigurationError(f"--quantize {text}: {name} {value} is not one of {choice}")
+            raise ConfigurationError(f"{option} {text}: {name} {value} is not one of {choice}")
     return bits, group
 
 
-def quantize_target(model: Any, text: str) -> dict[str, Any]:
-    """Pack the weights of a model that mlx-lm has loaded, in place and not yet computed.
+def quantize_target(model: Any, text: str, option: str = "--quantize") -> dict[str, Any]:
+    """Pack the weights of a model, in place and not yet computed; ``option`` is named in errors.
 
     Returns what a config.json says of it as its ``quantization``.
     """
-    bits, group = parse_quantize(text)
+    bits, group = parse_quantize(text, option)
     predicate = getattr(model, "quant_predicate", None) or (lambda _name, _module: True)
     chosen: dict[str, bool | dict[str, Any]] = {}
     for name, module in model.named_modules():
         if "scales" in module:
-            raise ModelError(f"--quantize {text}: the model is packed already ({name}); leave it out")
+            raise ModelError(f"{option} {text}: the model is packed already ({name}); leave it out")
         if hasattr(module, "to_quantized"):
             chosen[name] = how = predicate(name, module)
             size = how.get("group_size", group) if isinstance(how, dict) else group
@@ -53,9 +53,9 @@ def quantize_target(model: Any, text: str) -> dict[str, Any]:
                 fitting = " or ".join(str(known) for known in GROUPS if columns % known == 0)
                 remedy = f"give a group of {fitting}" if fitting else "this model cannot be packed"
                 has = f"{name} has {columns} columns, which groups of {size} do not divide"
-                raise ConfigurationError(f"--quantize {text}: {has}; {remedy}")
+                raise ConfigurationError(f"{option} {text}: {has}; {remedy}")
     if not any(chosen.values()):
-        raise ModelError(f"--quantize {text}: the model holds no matrix that can be packed")
+        raise ModelError(f"{option} {text}: the model holds no matrix that can be packed")
     nn.quantize(model, group, bits, class_predicate=lambda name, _module: chosen.get(name, False))
     exceptions = {name: how for name, how in chosen.items() if isinstance(how, dict)}
     return {"group_size": group, "bits": bits, "mode": "affine", **exceptions}

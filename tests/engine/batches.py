@@ -21,7 +21,7 @@ from tests.engine.random_drafters import make
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "gemma4_text", "qwen3_5", "qwen3_next")
 SCRIPTED = "scripted"
-DRAFTERS = ("dflash", "prompt-lookup", "autoregressive", "prompt-lookup+dflash", SCRIPTED)
+DRAFTERS = ("dflash", "prompt-lookup", "autoregressive", "mtp", "prompt-lookup+dflash", SCRIPTED)
 CHOICES: dict[str, Callable[[], DraftLength]] = {
     **{f"block {block}": partial(FixedDraftLength, block) for block in (1, 2, 8)},
     "auto": partial(AdaptiveDraftLength, 8),

@@ -18,11 +18,13 @@ from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import Draft, Drafter, NetworkDrafter
 from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion
+from engine.drafters.mtp import MTPDrafter
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
 from engine.networks.dflash2 import build_network
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mdlm import MaskedDiffusionModel
+from engine.networks.mtp import build_head
 from engine.sampling import Sampler
 from engine.target.model import Target
 from tests.engine import tiny
@@ -56,6 +58,14 @@ def block_drafter(
     return BlockDrafter(network)
 
 
+def mtp_drafter(config: dict[str, Any] = tiny.GEMMA, seed: int = 7) -> MTPDrafter:
+    """A next-token head of the family of ``config``, for targets with `tiny`'s width."""
+    mx.random.seed(seed)
+    network, _ = build_head(config)
+    network.update(tree_map(lambda w: 2 * w if w.ndim > 1 else w, network.parameters()))
+    return MTPDrafter(network)
+
+
 @cache
 def small_model() -> Target:
     """A model of one layer with the vocabulary of `tiny`."""
@@ -79,6 +89,7 @@ KINDS: dict[str, Callable[[Target], Drafter]] = {
     "autoregressive": lambda _: Autoregressive(small_model()),
     "autoregressive-itself": lambda target: Autoregressive(Target(target.model)),
     "masked-diffusion": lambda _: MaskedDiffusion(diffusion_model(), tiny.MASK, steps=2),
+    "mtp": lambda _: mtp_drafter(),
     "prompt-lookup+dflash": lambda target: WithLookup(block_drafter(target)),
     "prompt-lookup+autoregressive": lambda _: WithLookup(Autoregressive(small_model())),
 }

@@ -73,8 +73,8 @@ def changed(folder: Path, copy: Path, **changes: Any) -> Path:
 
 
 def test_every_kind_has_a_name_of_its_own():
-    assert list(KINDS) == ["dflash", "dflash2", "prompt-lookup", "autoregressive", "masked-diffusion"]
-    assert set(ARCHITECTURES.values()) == set(KINDS) - {"prompt-lookup", "autoregressive"}
+    assert list(KINDS) == ["dflash", "dflash2", "prompt-lookup", "autoregressive", "masked-diffusion", "mtp"]
+    assert set(ARCHITECTURES.values()) == set(KINDS) - {"prompt-lookup", "autoregressive", "mtp"}
 
 
 @pytest.mark.parametrize(("spec", "shortest"), [("prompt-lookup", 1), ("prompt-lookup:3", 3)])

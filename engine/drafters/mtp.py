@@ -1,0 +1,329 @@
+"""Next-token heads (MTP) and the Gemma 4 assistant at work: one forward for each drafted token.
+
+A head of `engine.networks.mtp` reads pairs, on keys and values of its own:
+
+    (h 0, token 1) … (h n-1, bonus)     h i: the target's last hidden state at committed position i;
+                                        those not fed yet in one forward, its last row gives d1
+    (h', d1), (h'', d2) …               the head on its own output, one forward for each draft more
+
+The pair with the bonus and those behind it are scratch: they are fed again once the target has confirmed
+them, with the target's own hidden states. The assistant of `engine.networks.mtp_assistant` begins with
+(h n-1, bonus), too, and attends to keys and values of two target layers. These are computed here from what
+the layers got, with their own projections, so that they do not depend on how the target keeps its own.
+Nothing here waits for the device.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from engine.device import launch
+from engine.drafters.base import NOTHING, Draft, NetworkDrafter, refuse_mismatch
+from engine.errors import ModelError
+from engine.networks.dflash import LayerContext
+from engine.networks.mtp import MTPHead
+from engine.networks.mtp_assistant import Assistant, KeysValues, keys_values, shared_layers
+from engine.sampling import Sampler
+from engine.target.model import Target
+
+DEPTH = 4  # the most tokens that are drafted, whatever is asked for
+ABSORB_AT = 512  # waiting rows that are taken in without a draft
+SPARE = 64  # rows kept behind those taken in, so that drafting can go on right behind a rewind
+
+
+class HiddenStateDrafter(NetworkDrafter):
+    """What both have in common: rows of the target's hidden states wait here until they are taken in."""
+
+    name = "mtp"
+    block_size = 4
+    pending = 0  # of the observed positions, how many stay out until the next token is known
+
+    def __init__(self) -> None:
+        self.forwards = 0
+        self.target_layers: tuple[int, ...] = ()  # known once it is bound
+        self._target: Target | None = None
+        self.start()
+
+    def draft_forwards(self, count: int) -> int:
+        return min(count, DEPTH)
+
+    def start(self) -> None:
+        self._taken = 0  # positions taken in
+        self._tokens: list[int] = []  # the newest tokens observed …
+        self._rows: list[mx.array] = []  # … and the outputs of `target_layers` at them
+        self._length = 0  # all tokens observed
+
+    def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
+        if hidden_states is None or hidden_states.shape[1] != len(tokens):
+            raise ValueError("a next-token head needs the hidden states of every committed position")
+        self._tokens.extend(tokens)
+        self._rows.append(hidden_states)
+        self._length += len(tokens)
+        waiting = self._length - self._taken - self.pending
+        if waiting >= ABSORB_AT:
+            self._take_in(waiting)
+            launch(self._buffers())
+
+    def rewind(self, count: int) -> bool:
+        """See `Drafter.rewind`; a sliding layer's rows that were dropped already cannot come back.
+
+        Where the hidden state of the last position that stays is gone, after more than `SPARE` tokens, the
+        head keeps the pair of it and a forgotten token: drafts right there are a little worse.
+        """
+        left = self._length - count
+        if left < 0:
+            return False
+        rows = self._joined()
+        kept = max(rows.shape[1] - count, 0) if self._rows else 0
+        taken = min(self._taken, max(left - self.pending, 0) if kept else left)
+        if not self._forget(self._taken - taken):
+            return False
+        self._rows = [rows[:, :kept]] if kept else []
+        self._tokens = self._tokens[: max(len(self._tokens) - count, 0)]
+        self._length, self._taken = left, taken
+        return True
+
+    def mark(self) -> Callable[[], None]:
+        buffers = self._mark_buffers()
+        state = (self._taken, list(self._tokens), list(self._rows), self._length)
+
+        def back() -> None:
+            buffers()
+            taken, tokens, rows, length = state
+            self._taken, self._tokens, self._rows, self._length = taken, list(tokens), list(rows), length
+
+        return back
+
+    def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
+        """Draft up to ``count`` tokens, at most `DEPTH`, and q where a sampler drew them."""
+        self._of_target()
+        if not self._rows:
+            return NOTHING
+        drafts: list[mx.array] = []
+        distributions: list[mx.array] = []
+        hidden, logits = self._first(bonus)  # [1, 1, hidden], [1, V]
+        for _ in range(min(count, DEPTH)):
+            if drafts:
+                hidden, logits = self._next(hidden, drafts[-1][None])
+            if sampler is None:
+                drafts.append(mx.argmax(logits, axis=-1).astype(mx.int32))  # [1]
+            else:
+                distributions.append(sampler.distribution(logits))
+                drafts.append(sampler.draw(distributions[-1]))
+        self._forget_scratch()
+        return Draft(mx.concatenate(drafts), mx.concatenate(distributions) if distributions else None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (*self._buffers(), *self._rows))
+
+    @property
+    def mark_nbytes(self) -> int:
+        return sum(rows.nbytes for rows in self._rows)
+
+    @abstractmethod
+    def _take_in(self, count: int) -> None:
+        """Take in the first ``count`` waiting rows, for good."""
+
+    @abstractmethod
+    def _forget(self, count: int) -> bool:
+        """Drop the newest ``count`` positions taken in; False, and no change, where that cannot be done."""
+
+    @abstractmethod
+    def _first(self, bonus: int) -> tuple[mx.array, mx.array]:
+        """Hidden state [1, 1, hidden] and logits [1, V] behind the bonus."""
+
+    @abstractmethod
+    def _next(self, hidden: mx.array, token: mx.array) -> tuple[mx.array, mx.array]:
+        """Likewise behind a drafted token [1, 1], from the hidden state before it."""
+
+    @abstractmethod
+    def _mark_buffers(self) -> Callable[[], None]:
+        """Note what was taken in; what is returned brings it back."""
+
+    @abstractmethod
+    def _buffers(self) -> list[mx.array]:
+        """The arrays that hold what was taken in."""
+
+    def _forget_scratch(self) -> None:
+        """Drop what the drafts have left."""
+
+    def _of_target(self) -> Target:
+        if self._target is None:
+            raise ValueError("bind the drafter to a target first")
+        return self._target
+
+    def _waiting(self) -> mx.array:
+        """The rows that were not taken in, [1, N, K·hidden]."""
+        rows = self._joined()
+        return rows[:, rows.shape[1] - (self._length - self._taken) :]
+
+    def _joined(self) -> mx.array:
+        if len(self._rows) > 1:
+            self._rows = [mx.concatenate(self._rows, axis=1)]
+        return self._rows[0] if self._rows else mx.zeros((1, 0, 1))
+
+    def _took(self, count: int) -> None:
+        """Book rows as taken in, and let go of those that are not needed any more."""
+        self._taken += count
+        rows, kept = self._joined(), max(SPARE, self._length - self._taken)
+        if rows.shape[1] > 2 * kept:
+            self._rows, self._tokens = [rows[:, -kept:]], self._tokens[-kept:]
+
+
+class MTPDrafter(HiddenStateDrafter):
+    """Drafts with the next-token head of the target."""
+
+    pending = 1  # the last position's pair lacks its token
+    _caches: list[KVCache]
+
+    def __init__(self, network: MTPHead) -> None:
+        self.network = network
+        super().__init__()
+
+    def bind(self, target: Target) -> None:
+        """See `Drafter.bind`; ModelError where the target's embeddings are not known, see `Target.embed`."""
+        refuse_mismatch("hidden size", self.network.hidden_size, target.hidden_size)
+        target.embed(mx.array([[0]]))  # refused here, not in the first round
+        self.target_layers, self._target = (target.layer_count - 1,), target
+
+    def twin(self) -> "MTPDrafter":
+        other = MTPDrafter(self.network)
+        other.target_layers, other._target = self.target_layers, self._target
+        return other
+
+    def start(self) -> None:
+        super().start()
+        self._caches = self.network.new_caches()
+
+    def _take_in(self, count: int) -> None:
+        behind = len(self._tokens) - (self._length - self._taken) + 1
+        self._pairs(self._waiting()[:, :count], self._tokens[behind : behind + count])
+        self._took(count)
+
+    def _pairs(self, rows: mx.array, tokens: Sequence[int]) -> mx.array:
+        hidden = self._of_target().final_norm(rows)
+        return self._forward(hidden, mx.array([tokens], mx.int32))
+
+    def _forward(self, hidden: mx.array, tokens: mx.array) -> mx.array:
+        self.forwards += 1
+        return self.network(self._of_target().embed(tokens), hidden, self._caches)
+
+    def _first(self, bonus: int) -> tuple[mx.array, mx.array]:
+        waiting = self._waiting()
+        behind = len(self._tokens) - waiting.shape[1] + 1
+        hidden = self._pairs(waiting, [*self._tokens[behind:], bonus])[:, -1:]
+        self._took(waiting.shape[1] - 1)
+        return hidden, self._of_target().head(hidden)[0]
+
+    def _next(self, hidden: mx.array, token: mx.array) -> tuple[mx.array, mx.array]:
+        hidden = self._forward(hidden, token)
+        return hidden, self._of_target().head(hidden)[0]
+
+    def _forget_scratch(self) -> None:
+        for cache in self._caches:
+            cache.offset = self._taken
+
+    def _forget(self, count: int) -> bool:
+        for cache in self._caches:
+            cache.offset -= count
+        return True
+
+    def _mark_buffers(self) -> Callable[[], None]:
+        taken = self._taken
+
+        def back() -> None:
+            for cache in self._caches:  # rows up to there have not changed since
+                cache.offset = taken
+
+        return back
+
+    def _buffers(self) -> list[mx.array]:
+        return [array for cache in self._caches for array in (cache.keys, cache.values) if array is not None]
+
+
+class AssistantDrafter(HiddenStateDrafter):
+    """Drafts with the Gemma 4 assistant of the target."""
+
+    def __init__(self, network: Assistant) -> None:
+        self.network = network
+        super().__init__()
+
+    def bind(self, target: Target) -> None:
+        """See `Drafter.bind`; ModelError for a target of another family."""
+        refuse_mismatch("hidden size", self.network.hidden_size, target.hidden_size)
+        refuse_mismatch("vocabulary", self.network.vocab_size, target.vocab_size)
+        found = shared_layers(target.model)
+        if missing := [kind for kind in self.network.kinds if not found.get(kind)]:  # 0: the very first, too
+            raise ModelError(
+                f"this assistant is for another target: it attends to {missing[0]}, and no layer of the "
+                "target but its first has such keys and values"
+            )
+        self._sources = {kind: found[kind] for kind in self.network.kinds}
+        layers = (*(source - 1 for source in self._sources.values()), target.layer_count - 1)
+        self.target_layers, self._target = tuple(dict.fromkeys(layers)), target
+
+    def twin(self) -> "AssistantDrafter":
+        other = AssistantDrafter(self.network)
+        if self._target is not None:
+            other.bind(self._target)
+        return other
+
+    def start(self) -> None:
+        super().start()
+        seen = {"sliding_attention": self.network.seen}
+        self._contexts = {kind: LayerContext(seen.get(kind)) for kind in self.network.kinds}
+
+    def _take_in(self, count: int) -> None:
+        self._keys_values(count)
+
+    def _keys_values(self, count: int) -> dict[str, KeysValues]:
+        """Take in the first ``count`` waiting rows; keys and values of all that is visible."""
+        rows, states = self._waiting()[:, :count], {}
+        for kind, source in self._sources.items():
+            layer = self._of_target().model.layers[source]
+            pair = keys_values(layer, self._of_layer(rows, source - 1), self._taken)
+            keys, values, _ = self._contexts[kind].extend(*pair, count)
+            states[kind] = keys, values
+        self._took(count)
+        return states
+
+    def _of_layer(self, rows: mx.array, layer: int) -> mx.array:
+        place, size = self.target_layers.index(layer), self.network.hidden_size
+        return rows[..., place * size : (place + 1) * size]
+
+    def _first(self, bonus: int) -> tuple[mx.array, mx.array]:
+        target = self._of_target()
+        last = self._of_layer(self._joined()[:, -1:], target.layer_count - 1)
+        self._states = self._keys_values(self._length - self._taken)
+        return self._next(target.final_norm(last), mx.array([[bonus]], mx.int32))
+
+    def _next(self, hidden: mx.array, token: mx.array) -> tuple[mx.array, mx.array]:
+        self.forwards += 1
+        hidden, logits = self.network(self._of_target().embed(token), hidden, self._states, self._length)
+        return hidden, logits[0]
+
+    def _forget_scratch(self) -> None:
+        self._states = {}
+
+    def _forget(self, count: int) -> bool:
+        contexts, left = self._contexts.values(), self._taken - count
+        if not all(context.can_forget(count, left) for context in contexts):
+            return False
+        for context in contexts:
+            context.length -= count
+        return True
+
+    def _mark_buffers(self) -> Callable[[], None]:
+        marks = [context.mark() for context in self._contexts.values()]
+
+        def back() -> None:
+            for mark in marks:
+                mark()
+
+        return back
+
+    def _buffers(self) -> list[mx.array]:
+        return [array for context in self._contexts.values() for array in context.buffers]

@@ -1,0 +1,237 @@
+"""Next-token heads and the Gemma 4 assistant as drafters: opening them, exactness, what they remember."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_map
+
+from engine.decode import decode
+from engine.draft_length import FixedDraftLength
+from engine.drafters.mtp import SPARE, AssistantDrafter, HiddenStateDrafter
+from engine.drafters.registry import kind_of, open_drafter
+from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
+from engine.networks.mtp import SPLIT_FILE, build_head, extract_mtp, write_mtp
+from engine.networks.mtp_assistant import Assistant
+from engine.sampling import Sampler, Sampling
+from engine.target.loading import LoadedTarget, load_target
+from engine.target.model import Target
+from tests.engine import families, tiny
+from tests.engine.batches import prompt_of, target_of
+from tests.engine.random_drafters import Helped, mtp_drafter
+
+COUNT = 24
+ASSISTANT = {
+    "model_type": "gemma4_assistant",
+    "backbone_hidden_size": 32,
+    "tie_word_embeddings": True,
+    "text_config": tiny.PLAIN
+    | {
+        "model_type": "gemma4_text",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": tiny.WINDOW,
+        "hidden_size_per_layer_input": 0,
+    },
+}
+
+
+def assistant(seed: int = 7) -> AssistantDrafter:
+    mx.random.seed(seed)
+    network = Assistant(ASSISTANT)
+    network.update(tree_map(lambda w: 2 * w if w.ndim > 1 else w, network.parameters()))
+    return AssistantDrafter(network)
+
+
+def made(kind: str) -> tuple[Target, HiddenStateDrafter]:
+    """A target and a bound drafter of random weights."""
+    drafter = assistant() if kind == "gemma4_text" else mtp_drafter()
+    target = target_of(kind)
+    drafter.bind(target)
+    return target, drafter
+
+
+def text(target: Target, drafter: Any, prompt: Sequence[int], block: int = 5, **more: Any) -> list[int]:
+    steps = decode(target, drafter, prompt, max_tokens=COUNT, draft_length=FixedDraftLength(block), **more)
+    return [token for step in steps for token in step.tokens]
+
+
+def rows_of(target: Target, drafter: HiddenStateDrafter, tokens: Sequence[int]) -> mx.array:
+    hooks = target.hook_layers(drafter.target_layers)
+    try:
+        rows = target.forward(mx.array([tokens]), target.model.make_cache(), hooks)[1]
+    finally:
+        hooks.close()
+    assert rows is not None
+    return rows
+
+
+def save_head(folder: Path, config: dict[str, Any], rename: str, shift: int = 0) -> None:
+    """A random head in ``mtp.safetensors``, its parts with DeepSeek's or Qwen's names."""
+    mx.random.seed(11)
+    network, _ = build_head(config)
+    names = {
+        "mtp.": ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),
+        "model.layers.": ("eh_proj", "enorm", "hnorm", "shared_head.norm"),
+    }[rename]
+    ours = ("projection", "embedding_norm", "hidden_norm", "norm")
+    prefix = "mtp." if rename == "mtp." else f"model.layers.{config['num_hidden_layers']}."
+    stored = {}
+    for own, value in tree_flatten(network.parameters()):
+        part, _, kind = own.rpartition(".")
+        name = own if rename == "mtp." else own.removeprefix("layers.0.")
+        if part in ours:
+            name = f"{names[ours.index(part)]}.{kind}"
+        stored[prefix + name] = value - shift if value.ndim == 1 else value
+    mx.save_safetensors(str(folder / SPLIT_FILE), stored, {"format": "pt" if shift else "mlx"})
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = families.save(tmp_path_factory.mktemp("models") / "qwen", "qwen3_5")
+    save_head(folder, json.loads((folder / "config.json").read_text()), "mtp.")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(qwen: Path) -> LoadedTarget:
+    return load_target(qwen)
+
+
+def test_head_in_the_targets_folder_drafts_for_it(target: LoadedTarget, qwen: Path):
+    prompt = prompt_of(9)
+    plain = text(target.target, None, prompt, 1)
+    for spec in ("mtp", f"mtp:{qwen}", "prompt-lookup+mtp"):
+        loaded = open_drafter(spec, target)
+        assert text(target.target, loaded.drafter, prompt) == plain
+        assert loaded.card is not None
+        assert loaded.drafter.forwards > 0
+
+
+def test_published_norms_are_stored_less_one(target: LoadedTarget, qwen: Path, tmp_path: Path):
+    config = json.loads((qwen / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_head(tmp_path, config, "mtp.", shift=1)
+    published, converted = open_drafter(f"mtp:{tmp_path}", target), open_drafter("mtp", target)
+    prompt = prompt_of(5)
+    drafts = []
+    for drafter in (published.drafter, converted.drafter):
+        drafter.observe(prompt, rows_of(target.target, drafter, prompt))
+        drafts.append(drafter.propose(7, 4).tokens.tolist())
+    assert drafts[0] == drafts[1]
+
+
+def test_head_is_copied_as_it_is_stored(qwen: Path, tmp_path: Path):
+    write_mtp(qwen, tmp_path)
+    ours, theirs = (mx.load(str(folder / SPLIT_FILE), return_metadata=True) for folder in (qwen, tmp_path))
+    assert ours[1] == theirs[1]
+    assert extract_mtp(qwen).keys() == ours[0].keys() == theirs[0].keys()
+    assert all(mx.array_equal(value, theirs[0][name]).item() for name, value in ours[0].items())
+
+
+def test_head_behind_the_last_layer_is_found_in_a_split_file(tmp_path: Path):
+    folder = tiny.save_target(tmp_path / "target")
+    save_head(folder, tiny.GEMMA, "model.layers.")
+    target = load_target(folder)
+    prompt = prompt_of(9)
+    drafter = open_drafter("mtp", target).drafter
+    assert text(target.target, drafter, prompt) == text(target.target, None, prompt, 1)
+
+
+def test_refusals_say_what_to_do(target: LoadedTarget, tmp_path: Path):
+    plain = tiny.save_target(tmp_path / "plain")
+    with pytest.raises(ModelError, match=r"holds no next-token head.*--keep-mtp"):
+        open_drafter("mtp", load_target(plain))
+    with pytest.raises(ModelError, match=r"no next-token head is known for model_type 'qwen3'"):
+        open_drafter(f"mtp:{tiny.save_target(tmp_path / 'other', 'qwen3')}", target)
+    with pytest.raises(ConfigurationError, match=r"lacks its folder; give mtp:FOLDER"):
+        open_drafter("mtp:", target)
+    with pytest.raises(ConfigurationError, match=r"mtp keeps them native; leave it out"):
+        open_drafter("mtp?kv=affine", target)
+    with pytest.raises(ModelError, match="for Gemma 4 targets alone"):
+        assistant().bind(target.target)
+    with pytest.raises(DrafterMismatchError, match="hidden size 64"):
+        mtp_drafter(tiny.GEMMA | {"hidden_size": 64}).bind(target.target)
+
+
+def test_assistants_folder_says_what_it_is(tmp_path: Path):
+    weights = dict(tree_flatten(assistant().network.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(ASSISTANT))
+    assert kind_of(tmp_path) == "mtp"
+    target = LoadedTarget(target_of("gemma4_text"), None, None, None)  # type: ignore[arg-type]
+    drafter = open_drafter(str(tmp_path), target).drafter
+    prompt = prompt_of(20)
+    assert text(target.target, drafter, prompt) == text(target.target, None, prompt, 1)
+    assert drafter.forwards > 0
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text"])
+def test_text_is_the_targets_own_while_drafts_come_true_in_part(kind: str):
+    target, drafter = made(kind)
+    prompt = prompt_of(3 * tiny.WINDOW)
+    plain = tiny.plain_tokens(target.model, prompt, COUNT)
+    assert text(target, Helped(drafter, [*prompt, *plain], 0.6), prompt) == plain
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text"])
+def test_drawn_drafts_come_from_q_and_no_more_than_four(kind: str):
+    target, drafter = made(kind)
+    prompt = prompt_of(12)
+    drafter.observe(prompt, rows_of(target, drafter, prompt))
+    draft = drafter.propose(7, 9, Sampler(Sampling(temperature=1.0, seed=3)))
+    assert draft.q is not None
+    assert len(draft) == draft.q.shape[0] == 4
+    assert np.allclose(np.array(draft.q.sum(axis=-1)), 1, atol=1e-5)
+    assert (np.array(draft.q)[range(4), draft.tokens.tolist()] > 0).all()
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text"])
+@pytest.mark.parametrize("absorb", [4, 512])
+def test_proposal_depends_only_on_committed_tokens(kind: str, absorb: int, monkeypatch: pytest.MonkeyPatch):
+    """Whatever was observed at a time, proposed in between, rewound, or brought back by a mark."""
+    monkeypatch.setattr("engine.drafters.mtp.ABSORB_AT", absorb)
+    target, drafter = made(kind)
+    tokens = prompt_of(30)
+    fresh = drafter.twin()
+    fresh.observe(tokens, rows_of(target, drafter, tokens))
+    wanted = fresh.propose(7, 4).tokens.tolist()
+    rows = rows_of(target, drafter, tokens)
+    drafter.observe(tokens[:11], rows[:, :11])
+    drafter.propose(9, 4)
+    drafter.observe(tokens[11:13], rows[:, 11:13])
+    back = drafter.mark()
+    drafter.observe((5, 6, 8), rows[:, :3])
+    drafter.propose(9, 2)
+    back()
+    drafter.observe(tokens[13:], rows[:, 13:])
+    drafter.observe((5, 6), rows[:, :2])
+    drafter.propose(9, 4)
+    assert drafter.rewind(2)
+    assert drafter.propose(7, 4).tokens.tolist() == wanted
+    assert drafter.propose(7, 4).tokens.tolist() == wanted  # asked twice
+    assert drafter.nbytes > drafter.mark_nbytes > 0
+
+
+def test_rewind_beyond_the_rows_kept_still_drafts():
+    target, drafter = made("gemma3_text")
+    tokens = [5 + place % 40 for place in range(8 * SPARE)]
+    for done in range(0, len(tokens), 100):
+        part = tokens[done : done + 100]
+        drafter.observe(part, rows_of(target, drafter, part))
+        drafter.propose(7, 1)
+    assert not drafter.rewind(len(tokens) + 1)
+    assert drafter.rewind(len(tokens) - 30)
+    assert len(drafter.propose(7, 4)) == 0  # until the next token is known
+    drafter.observe([8], rows_of(target, drafter, [8]))
+    assert len(drafter.propose(7, 4)) == 4
