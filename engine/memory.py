@@ -47,11 +47,10 @@ from engine.target.folder import (
     read_json,
     require_folder,
     stored_bytes,
-    tensor_shapes,
     text_part,
     weight_files,
 )
-from engine.target.loading import DTYPES, cast_weights, dtype_of, opened
+from engine.target.loading import DTYPES, cast_weights, check_target, dtype_of, opened
 from engine.target.model import Target
 from engine.target.quantize import pack_as_stored, quantize_target
 from evidence_format.policies import KINDS
@@ -89,7 +88,7 @@ def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = N
     check_config(path / "config.json", config)
     files = _files_of(path)
     if files:
-        tensor_shapes(path / "config.json", config, files)
+        check_target(path, config, files)
         model = opened(path, "the model", lambda: load_model(path, lazy=True)[0], config)
     else:
         model = opened(path, "config.json", partial(_built, path, config), verb="run")

@@ -68,9 +68,11 @@ def find(text: str, registry: Registry | None = None) -> Path:
     that helps.
     """
     path = Path(os.path.expanduser(text))
+    if text.startswith(("/", ".", "~")) and path.suffix != ".gguf":
+        return path  # loading says what is wrong with it
     if path.suffix == ".gguf":
         raise ConfigurationError(f"{text} is a GGUF file; run: kakeya_engine model convert {text}")
-    if path.is_dir() or path.is_file() or text.startswith((".", "/", "~")):
+    if path.is_dir() or path.is_file():
         return path
     if text in SHIPPED:
         return SHIPPED[text]

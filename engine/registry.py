@@ -558,8 +558,8 @@ def fetch(entry: ModelEntry, places: Places) -> Located:
 def default_drafter(folder: Path, places: Places | None = None) -> str:
     """What drafts for the target in a folder where nothing is said, as ``--drafter`` has it.
 
-    The target's own next-token head, or the drafter that the shipped registry pairs with this folder, where it
-    is on this machine, with look-ups; else look-ups alone, which need no model.
+    The target's own next-token head, or the drafter that the shipped registry pairs with this folder, where
+    it is on this machine, with look-ups; else look-ups alone, which need no model.
     """
     if folder.resolve() == SHIPPED_TARGET.resolve():
         return f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"

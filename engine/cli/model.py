@@ -121,7 +121,7 @@ def add(name: str, folder: Path, *, as_json: bool) -> None:
     """Give the folder of a model a name; it stays where it is.
 
     \b
-    Example:
+    Examples:
       kakeya_engine model add my-qwen /Volumes/models/Qwen3-4B-4bit
     """  # noqa: D301 - click wants the character itself
     prepare()
@@ -193,7 +193,7 @@ def remove(name: str, *, as_json: bool) -> None:
     """Delete a model of ~/kakeya-models; of a link, the link alone.
 
     \b
-    Example:
+    Examples:
       kakeya_engine model remove smollm2-135m-instruct-4bit
     """  # noqa: D301 - click wants the character itself
     prepare()

@@ -73,6 +73,16 @@ class LoadedDrafter:
     settings: str | None = None  # how it was set up beyond its weights, as a report says it
 
 
+def check_target(path: Path, config: Mapping[str, Any], files: list[Path]) -> None:
+    """Refuse a configuration that its weights contradict; mlx may crash on these instead of raising."""
+    file = path / "config.json"
+    check_config(file, config)
+    shapes = tensor_shapes(file, config, files)
+    if config.get("quantization") is not None:
+        check_packing(file, config["quantization"])
+        check_packed_shapes(path, opened(path, "config.json", lambda: build_unloaded(config)), shapes)
+
+
 def load_target(
     path: Path, dtype: str | None = None, quantize: str | None = None, option: str = "--quantize"
 ) -> LoadedTarget:
@@ -83,12 +93,8 @@ def load_target(
     """
     wanted = dtype_of(dtype)
     files = weight_files(path)
-    config, file = read_json(path / "config.json"), path / "config.json"
-    check_config(file, config)
-    shapes = tensor_shapes(file, config, files)
-    if config.get("quantization") is not None:
-        check_packing(file, config["quantization"])
-        check_packed_shapes(path, opened(path, "config.json", lambda: build_unloaded(config)), shapes)
+    config = read_json(path / "config.json")
+    check_target(path, config, files)
     stops = opened(path, "generation_config.json", lambda: load_config(path)).get("eos_token_id")
     for token in stops if isinstance(stops, list) else [] if stops is None else [stops]:
         if type(token) is not int or not 0 <= token < LARGEST_SIZE:

@@ -22,7 +22,9 @@ def test_a_model_is_added_under_its_header_and_can_be_chosen(repo: RepoFixture, 
     path = repo.root / "config" / "policy.toml"
     done = repo.kakeya("runner", "models", "add", "qwen", str(folders["qwen"]))
     assert done.code == 0, done.err
-    assert "presets that can choose qwen now: baseline, proposer" in done.out  # what has a drafter needs one
+    assert (
+        "presets that can choose qwen now: baseline, perplexity, proposer" in done.out
+    )  # what has a drafter needs one
     done = repo.kakeya("runner", "models", "add", "qwen-dflash", str(folders["qwen-dflash"]))
     assert done.code == 0, done.err
     text = path.read_text()

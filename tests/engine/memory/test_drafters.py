@@ -142,7 +142,7 @@ def test_weights_are_those_of_a_loaded_drafter(places, loaded, unloaded, kind):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("oracle", "neither a folder"),
+        ("oracle", "neither a model here"),
         ("./nowhere", "is not a folder"),
         ("dflash:", "lacks its folder"),
         ("prompt-lookup+", "lacks the drafter"),

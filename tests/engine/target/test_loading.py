@@ -329,7 +329,7 @@ def test_the_switches_decide_what_is_opened(folders: tuple[Path, Path]):
     assert fixed.largest == 6
     single = open_engine(Options(target, drafter, block="1"))
     assert (single.drafter, single.alone) == (None, False)
-    assert open_engine(Options(target)).alone
+    assert not open_engine(Options(target)).alone, "look-ups draft"
     assert open_engine(Options(target, "none")).alone
 
 
