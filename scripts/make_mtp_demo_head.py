@@ -2,7 +2,7 @@
 
     python scripts/make_mtp_demo_head.py tests/data/mtp/demo [STEPS]
 
-The texts are continuations that the target draws behind the evaluation's code prompts, the first ones left out.
+The texts are continuations that the target draws behind the evaluation's code prompts but the first.
 """
 
 import json

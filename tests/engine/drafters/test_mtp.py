@@ -96,6 +96,14 @@ def save_head(folder: Path, config: dict[str, Any], rename: str, shift: int = 0)
     mx.save_safetensors(str(folder / SPLIT_FILE), stored, {"format": "pt" if shift else "mlx"})
 
 
+def saved_head(folder: Path, config: dict[str, Any]) -> Path:
+    """A folder with a random head in DeepSeek's layout, and the configuration of its target."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_head(folder, config, "model.layers.")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = families.save(tmp_path_factory.mktemp("models") / "qwen", "qwen3_5")
