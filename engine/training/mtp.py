@@ -80,7 +80,7 @@ def train_head(
             parts.append(list(text[start : start + length]))
         value, gradients = step(*_seen_by(target, mx.array(parts, mx.int32)))
         optimizer.update(network, gradients)
-        mx.eval(network.parameters(), optimizer.state)
+        mx.eval(network.state, optimizer.state)
         losses.append(float(value.item()))
     network.eval()
     return network, losses
@@ -91,7 +91,8 @@ def write_head(network: MTPHead, config: dict[str, Any], folder: Path) -> None:
     names = {ours: theirs for theirs, ours in PARTS.items() if theirs in ("eh_proj", "enorm", "hnorm")}
     names["norm"] = "shared_head.norm"
     stored = {}
-    for name, value in tree_flatten(network.parameters()):
+    parameters: Any = tree_flatten(network.parameters())  # type: ignore[no-untyped-call]
+    for name, value in parameters:
         part, _, kind = name.rpartition(".")
         inner = f"{names[part]}.{kind}" if part in names else name.removeprefix("layers.0.")
         stored[f"model.layers.{text_part(config)['num_hidden_layers']}.{inner}"] = value.astype(mx.float16)
@@ -104,7 +105,9 @@ def write_head(network: MTPHead, config: dict[str, Any], folder: Path) -> None:
 def _seen_by(target: Target, tokens: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """Last hidden states and embeddings [B, N, hidden], and the tokens chosen behind them, [B, N]."""
     with closing(target.hook_layers((target.layer_count - 1,))) as hooks:
-        logits, rows = target.forward(tokens, make_prompt_cache(target.model), hooks)
+        with hooks.collecting():
+            logits = target.model(tokens, cache=make_prompt_cache(target.model))
+        rows = hooks.take()
     found = target.final_norm(rows), target.embed(tokens), mx.argmax(logits, axis=-1)
     mx.eval(found)
     return found

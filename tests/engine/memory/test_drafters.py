@@ -136,7 +136,7 @@ def test_sliding_layers_of_a_drafter_are_predicted_too(loaded, unloaded, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "kind", ["dflash", "prompt-lookup", "autoregressive", "masked-diffusion", "packed", "both"]
+    "kind", ["dflash", "prompt-lookup", "autoregressive", "masked-diffusion", "packed", "both", "mtp"]
 )
 def test_weights_are_those_of_a_loaded_drafter(places, loaded, unloaded, kind):
     drafter = open_drafter(places[kind], loaded).drafter
