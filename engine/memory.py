@@ -424,7 +424,7 @@ def _network(
 def _as_loaded(network: Any, asked: DrafterSpec, dtype: str | None) -> Any:
     """Pack and cast a drafter's network as loading it does."""
     if asked.quantize is not None:
-        quantize_target(network, asked.quantize, DRAFTER_QUANTIZE)
+        quantize_target(network, asked.quantize, DRAFTER_QUANTIZE, whole=False)
     if (wanted := dtype_of(dtype)) is not None:
         cast_weights(network, wanted)
     return network

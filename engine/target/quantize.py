@@ -34,8 +34,11 @@ def parse_quantize(text: str, option: str = "--quantize") -> tuple[int, int]:
     return bits, group
 
 
-def quantize_target(model: Any, text: str, option: str = "--quantize") -> None:
-    """Pack the weights of a model, in place and not yet computed; ``option`` is named in errors."""
+def quantize_target(model: Any, text: str, option: str = "--quantize", *, whole: bool = True) -> None:
+    """Pack the weights of a model, in place and not yet computed; ``option`` is named in errors.
+
+    Where a matrix has columns that groups do not divide, that is an error, or if not ``whole``, it stays.
+    """
     bits, group = parse_quantize(text, option)
     predicate = getattr(model, "quant_predicate", None) or (lambda _name, _module: True)
     chosen: dict[str, bool | dict[str, Any]] = {}
@@ -46,7 +49,9 @@ def quantize_target(model: Any, text: str, option: str = "--quantize") -> None:
             chosen[name] = how = predicate(name, module)
             size = how.get("group_size", group) if isinstance(how, dict) else group
             columns = module.weight.shape[-1]
-            if how and columns % size:
+            if how and columns % size and not whole:
+                chosen[name] = False
+            elif how and columns % size:
                 fitting = " or ".join(str(known) for known in GROUPS if columns % known == 0)
                 remedy = f"give a group of {fitting}" if fitting else "this model cannot be packed"
                 has = f"{name} has {columns} columns, which groups of {size} do not divide"

@@ -17,16 +17,19 @@ from engine.draft_length import FixedDraftLength
 from engine.drafters.mtp import SPARE, AssistantDrafter, HiddenStateDrafter
 from engine.drafters.registry import kind_of, open_drafter
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
+from engine.evaluation.prompts import load_prompts
 from engine.networks.mtp import SPLIT_FILE, build_head, extract_mtp, write_mtp
 from engine.networks.mtp_assistant import Assistant
 from engine.sampling import Sampler, Sampling
-from engine.target.loading import LoadedTarget, load_target
+from engine.target.loading import SHIPPED_TARGET, LoadedTarget, load_target
 from engine.target.model import Target
+from engine.training.mtp import train_head, write_head
 from tests.engine import families, tiny
 from tests.engine.batches import prompt_of, target_of
 from tests.engine.random_drafters import Helped, mtp_drafter
 
 COUNT = 24
+DEMO = Path(__file__).parents[2] / "data" / "mtp" / "demo"
 ASSISTANT = {
     "model_type": "gemma4_assistant",
     "backbone_hidden_size": 32,
@@ -243,3 +246,30 @@ def test_rewind_beyond_the_rows_kept_still_drafts():
     assert len(drafter.propose(7, 4)) == 0  # until the next token is known
     drafter.observe([8], rows_of(target, drafter, [8]))
     assert len(drafter.propose(7, 4)) == 4
+
+
+def test_trained_heads_drafts_come_true():
+    """The head in ``tests/data/mtp/demo``, on prompts whose continuations it was not trained on."""
+    target = load_target(SHIPPED_TARGET)
+    drafter = open_drafter(f"mtp:{DEMO}", target).drafter
+    accepted = rounds = 0
+    for prompt in load_prompts("code")[:2]:
+        tokens = target.tokenizer.encode(prompt.text)
+        steps = decode(target.target, drafter, tokens, max_tokens=24, draft_length=FixedDraftLength(3))
+        found = [step.round for step in steps if step.round is not None]
+        accepted += sum(each.accepted for each in found)
+        rounds += len(found)
+    assert accepted > rounds / 2
+
+
+@pytest.mark.slow
+def test_training_makes_drafts_come_true(tmp_path: Path):
+    target = load_target(SHIPPED_TARGET)
+    config = json.loads((SHIPPED_TARGET / "config.json").read_text())
+    text = [target.tokenizer.encode(prompt.text) for prompt in load_prompts("code")]
+    network, losses = train_head(target.target, config, text, steps=40, length=64)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    write_head(network, config, tmp_path)
+    drafter = open_drafter(f"mtp:{tmp_path}", target).drafter
+    steps = decode(target.target, drafter, text[0], max_tokens=48, draft_length=FixedDraftLength(2))
+    assert sum(step.round.accepted for step in steps if step.round is not None) > 0
