@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
+from engine.batch_decode import Request, decode_batch
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.drafters.mtp import SPARE, AssistantDrafter, HiddenStateDrafter
@@ -193,6 +194,18 @@ def test_text_is_the_targets_own_while_drafts_come_true_in_part(kind: str):
     prompt = prompt_of(3 * tiny.WINDOW)
     plain = tiny.plain_tokens(target.model, prompt, COUNT)
     assert text(target, Helped(drafter, [*prompt, *plain], 0.6), prompt) == plain
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma4_text"])
+def test_sequences_of_a_batch_have_the_text_they_have_alone(kind: str):
+    target, drafter = made(kind)
+    prompts = [prompt_of(length) for length in (3, 20, 9)]
+    found: list[list[int]] = [[] for _ in prompts]
+    requests = [Request(prompt, COUNT) for prompt in prompts]
+    for emitted in decode_batch(target, drafter, requests, draft_length=FixedDraftLength(4)):
+        for each in emitted:
+            found[each.request] += each.step.tokens
+    assert found == [text(target, None, prompt, 1) for prompt in prompts]
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text"])
