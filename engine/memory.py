@@ -29,8 +29,9 @@ from engine.drafters.autoregressive import CHUNK, UNSEEN, Autoregressive
 from engine.drafters.base import refuse_mismatch
 from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion
+from engine.drafters.mtp import HiddenStateDrafter
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import DrafterSpec, diffusion_settings, read_spec
+from engine.drafters.registry import DrafterSpec, build_mtp, diffusion_settings, read_spec
 from engine.errors import ConfigurationError, InputError, MachineError, ModelError, wrap_errors
 from engine.networks.dflash import Context
 from engine.networks.dflash2 import build_network
@@ -50,7 +51,7 @@ from engine.target.folder import (
     text_part,
     weight_files,
 )
-from engine.target.loading import DTYPES, cast_weights, check_target, dtype_of, opened
+from engine.target.loading import DRAFTER_QUANTIZE, DTYPES, cast_weights, check_target, dtype_of, opened
 from engine.target.model import Target
 from engine.target.quantize import pack_as_stored, quantize_target
 from evidence_format.policies import KINDS
@@ -308,6 +309,7 @@ def open_unloaded_drafter(spec: str, target: Unloaded, dtype: str | None = None)
         PromptLookup.name: _prompt_lookup,
         Autoregressive.name: _autoregressive,
         MaskedDiffusion.name: _masked_diffusion,
+        HiddenStateDrafter.name: _mtp,
     }
     inner = openers.get(asked.kind, _dflash)(asked, target, dtype)
     if not asked.lookups:
@@ -335,7 +337,7 @@ def _told(drafter: PromptLookup | MaskedDiffusion) -> Callable[[Sequence[int], i
 
 def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
     raw = read_json(asked.folder / "config.json")
-    network = _network(asked.folder, raw, lambda: build_network(DFlashConfig.from_dict(raw)), dtype)
+    network = _network(raw, lambda: build_network(DFlashConfig.from_dict(raw)), asked, dtype)
     BlockDrafter(network, asked.policy).bind(target.target)
     config, hidden_states = network.config, DTYPES[target.dtype]
     width = len(config.target_layer_ids) * config.hidden_size
@@ -358,7 +360,7 @@ def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> Unloaded
 
 
 def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
-    small = open_unloaded(asked.folder, dtype)
+    small = open_unloaded(asked.folder, dtype, asked.quantize)
     refuse_mismatch("vocabulary", small.target.vocab_size, target.target.vocab_size)
     refuse_policy(small.target.model, asked.policy, "--drafter-kv")
     model, size = small.target.model, Autoregressive(small.target).block_size
@@ -380,22 +382,52 @@ def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> 
     return UnloadedDrafter(size, small.weights, state)
 
 
+def _mtp(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
+    folder = target.path if asked.in_target else asked.folder
+    drafter, _ = build_mtp(folder)
+    _as_loaded(drafter.network, asked, dtype)
+    drafter.bind(target.target)
+    width = len(drafter.target_layers) * target.target.hidden_size
+
+    def state(observed: Sequence[int], block: int) -> int:
+        drafter.start()
+        for count in observed:
+            drafter.note([0] * count, mx.zeros((1, count, width), DTYPES[target.dtype]))
+        if block > 1:
+            drafter.propose(0, block - 1)
+        return drafter.nbytes
+
+    return UnloadedDrafter(drafter.block_size, _nbytes(drafter.network, {}), state)
+
+
 def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
     config, settings = diffusion_settings(asked)
-    network = _network(asked.folder, config, lambda: build_model(config), dtype)
+    network = _network(config, lambda: build_model(config), asked, dtype)
     drafter = MaskedDiffusion(network, **settings)
     drafter.bind(target.target)
     return UnloadedDrafter(drafter.block_size, _nbytes(network, {}), _told(drafter))
 
 
-def _network(folder: Path, config: Mapping[str, Any], build: Callable[[], Any], dtype: str | None) -> Any:
+def _network(
+    config: Mapping[str, Any], build: Callable[[], Any], asked: DrafterSpec, dtype: str | None
+) -> Any:
     """A drafter's network, packed as its configuration says, in the type its weights would be loaded in."""
+    folder = asked.folder
     network = opened(folder, "config.json", build)
     _pack(folder / "config.json", network, config.get("quantization"))
     files: Iterator[Any] = (mx.load(str(file)) for file in _files_of(folder))
     tensors = (each for file in files for each in file.values())
     floating = (each.dtype for each in tensors if mx.issubdtype(each.dtype, mx.floating))
-    cast_weights(network, dtype_of(dtype) or next(floating, mx.bfloat16))
+    cast_weights(network, next(floating, mx.bfloat16))
+    return _as_loaded(network, asked, dtype)
+
+
+def _as_loaded(network: Any, asked: DrafterSpec, dtype: str | None) -> Any:
+    """Pack and cast a drafter's network as loading it does."""
+    if asked.quantize is not None:
+        quantize_target(network, asked.quantize, DRAFTER_QUANTIZE, whole=False)
+    if (wanted := dtype_of(dtype)) is not None:
+        cast_weights(network, wanted)
     return network
 
 

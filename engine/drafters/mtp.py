@@ -56,15 +56,21 @@ class HiddenStateDrafter(NetworkDrafter):
         self._length = 0  # all tokens observed
 
     def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
+        if self.note(tokens, hidden_states):
+            launch(self._buffers())
+
+    def note(self, tokens: Sequence[int], hidden_states: mx.array | None) -> bool:
+        """`observe`, nothing computed yet; whether rows were taken in."""
         if hidden_states is None or hidden_states.shape[1] != len(tokens):
             raise ValueError("a next-token head needs the hidden states of every committed position")
         self._tokens.extend(tokens)
         self._rows.append(hidden_states)
         self._length += len(tokens)
         waiting = self._length - self._taken - self.pending
-        if waiting >= ABSORB_AT:
-            self._take_in(waiting)
-            launch(self._buffers())
+        if waiting < ABSORB_AT:
+            return False
+        self._take_in(waiting)
+        return True
 
     def rewind(self, count: int) -> bool:
         """See `Drafter.rewind`; a sliding layer's rows that were dropped already cannot come back.

@@ -248,33 +248,26 @@ def _open_masked_diffusion(spec: DrafterSpec, target: LoadedTarget, dtype: str |
 def _open_mtp(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> LoadedDrafter:
     folder = target.folder if spec.in_target else spec.folder
     if folder is None:
-        raise ConfigurationError(
-            "--drafter mtp needs a target that was loaded from a folder; give mtp:FOLDER"
-        )
+        raise ConfigurationError("--drafter mtp needs a target from a folder; give mtp:FOLDER")
+    drafter, files = build_mtp(folder)
+    make_ready_drafter(folder, drafter.network, dtype_of(dtype), spec.quantize)
+    drafter.bind(target.target)
+    return LoadedDrafter(drafter, card_of(folder, files, drafter.network))
+
+
+def build_mtp(folder: Path) -> tuple[MTPDrafter | AssistantDrafter, list[Path]]:
+    """A drafter with the head or assistant a folder holds, its weights not computed yet, and their files."""
     config = read_json(folder / "config.json")
     if config.get("model_type") in ASSISTANTS:
-        return _open_assistant(spec, config, target, dtype)
-    head = stored_head(folder, config)
+        files = weight_files(folder)
+        assistant: Assistant = opened(folder, "config.json", lambda: Assistant(config))
+        fill_network(folder, files, assistant, config.get("quantization"))
+        return AssistantDrafter(assistant), files
+    stored = stored_head(folder, config)
     network, model = opened(folder, "config.json", lambda: build_head(config))
-    weights = opened(folder, "the head", lambda: head_weights(head, config, model))
+    weights = opened(folder, "the head", lambda: head_weights(stored, config, model))
     put_weights(folder, weights, network, config.get("quantization"))
-    make_ready_drafter(folder, network, dtype_of(dtype), spec.quantize)
-    drafter = MTPDrafter(network)
-    drafter.bind(target.target)
-    return LoadedDrafter(drafter, card_of(folder, head.files, network))
-
-
-def _open_assistant(
-    spec: DrafterSpec, config: dict[str, Any], target: LoadedTarget, dtype: str | None
-) -> LoadedDrafter:
-    folder = spec.folder
-    files = weight_files(folder)
-    network = opened(folder, "config.json", lambda: Assistant(config))
-    fill_network(folder, files, network, config.get("quantization"))
-    make_ready_drafter(folder, network, dtype_of(dtype), spec.quantize)
-    drafter = AssistantDrafter(network)
-    drafter.bind(target.target)
-    return LoadedDrafter(drafter, card_of(folder, files, network))
+    return MTPDrafter(network), stored.files
 
 
 def refuse_other_tokens(drafter: Any, target: Any) -> None:

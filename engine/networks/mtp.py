@@ -68,12 +68,12 @@ class MTPHead(nn.Module):
         self.layers = list(layers)
         self.norm = nn.RMSNorm(hidden_size, eps=eps)
 
-    def __call__(self, embeddings: mx.array, hidden: mx.array, caches: Sequence[KVCache]) -> mx.array:
+    def __call__(self, embeddings: mx.array, hidden: mx.array, caches: Sequence[KVCache | None]) -> mx.array:
         """Normalised hidden states [1, N, hidden] of N positions, which the caches hold on return.
 
         ``embeddings`` [1, N, hidden] are of each position's next token, as the target's first layer gets it;
         ``hidden`` [1, N, hidden] are the target's behind its final norm, or what this returned for the
-        position before.
+        position before. Without caches, the positions are the first, of one sequence or of several.
         """
         parts = [self.embedding_norm(embeddings), self.hidden_norm(hidden)]
         rows = self.projection(mx.concatenate(parts, axis=-1))

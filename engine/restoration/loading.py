@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.cache.policy import KVPolicy
 from engine.drafters.block import BlockDrafter
-from engine.drafters.registry import WITH_LOOKUP, split_policy
+from engine.drafters.registry import QUANTIZE_MARK, WITH_LOOKUP, split_policy
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.networks.projector import DrafterFeatures, Projector, ProjectorConfig
 from engine.restoration.session import RestorationPlan
@@ -90,7 +90,7 @@ def features_of(folder: Path, target: Target, dtype: str | None) -> tuple[Drafte
 
 def _drafter_folder(projector: Path, config: ProjectorConfig, drafter: str | None) -> Path:
     """Where the projector's drafter is: in ``--drafter``, next to the projector, or it is the shipped one."""
-    spec = split_policy(drafter or "")[0].removeprefix(WITH_LOOKUP)
+    spec = split_policy(drafter or "")[0].partition(QUANTIZE_MARK)[0].removeprefix(WITH_LOOKUP)
     neighbour = projector.resolve().parent / "drafter"
     named = spec.removeprefix("dflash:").removeprefix("dflash2:")
     own = [neighbour, Path(named)] if named else [neighbour]

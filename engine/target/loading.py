@@ -155,7 +155,7 @@ def load_network(path: Path, dtype: str | None, quantize: str | None = None) -> 
 def make_ready_drafter(path: Path, network: Any, dtype: mx.Dtype | None, quantize: str | None) -> None:
     """`make_ready`, the weights packed before as a ``--drafter-quantize`` text says, None: as stored."""
     if quantize is not None:
-        quantize_target(network, quantize, DRAFTER_QUANTIZE)
+        quantize_target(network, quantize, DRAFTER_QUANTIZE, whole=False)
     make_ready(path, network, dtype)
 
 

@@ -34,9 +34,12 @@ def parse_quantize(text: str, option: str = "--quantize") -> tuple[int, int]:
     return bits, group
 
 
-def quantize_target(model: Any, text: str, option: str = "--quantize") -> dict[str, Any]:
+def quantize_target(
+    model: Any, text: str, option: str = "--quantize", *, whole: bool = True
+) -> dict[str, Any]:
     """Pack the weights of a model, in place and not yet computed; ``option`` is named in errors.
 
+    Where a matrix has columns that groups do not divide, that is an error, or if not ``whole``, it stays.
     Returns what a config.json says of it as its ``quantization``.
     """
     bits, group = parse_quantize(text, option)
@@ -49,7 +52,9 @@ def quantize_target(model: Any, text: str, option: str = "--quantize") -> dict[s
             chosen[name] = how = predicate(name, module)
             size = how.get("group_size", group) if isinstance(how, dict) else group
             columns = module.weight.shape[-1]
-            if how and columns % size:
+            if how and columns % size and not whole:
+                chosen[name] = False
+            elif how and columns % size:
                 fitting = " or ".join(str(known) for known in GROUPS if columns % known == 0)
                 remedy = f"give a group of {fitting}" if fitting else "this model cannot be packed"
                 has = f"{name} has {columns} columns, which groups of {size} do not divide"

@@ -30,6 +30,7 @@ from engine.sampling import Sampler, Sampling
 from engine.session import Session
 from engine.target.model import Target
 from tests.engine import tiny
+from tests.engine.random_drafters import mtp_drafter
 from tests.engine.statistics import assert_drawn_from, joint_distribution, uniform_ranks
 
 VOCAB = 4
@@ -77,12 +78,19 @@ def dflash(target: Target, kind: str = "dflash", **nested: Any) -> BlockDrafter:
     return drafter
 
 
+def mtp(target: Target) -> Drafter:
+    drafter = mtp_drafter(tiny.GEMMA | {"hidden_size": target.hidden_size})
+    drafter.bind(target)
+    return drafter
+
+
 DRAFTERS: dict[str, Callable[[Target], Drafter]] = {
     "dflash": partial(dflash, output_multiplier=8.0),
     "dflash-near": partial(dflash, output_multiplier=0.8),
     "dflash2": partial(dflash, kind="dflash2"),
     "prompt-lookup": lambda target: PromptLookup(),
     "autoregressive": lambda target: Autoregressive(target, block_size=4),
+    "mtp": mtp,
     "prompt-lookup+dflash": lambda target: WithLookup(dflash(target)),
 }
 

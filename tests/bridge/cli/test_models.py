@@ -24,7 +24,7 @@ def test_a_model_is_added_under_its_header_and_can_be_chosen(repo: RepoFixture, 
     assert done.code == 0, done.err
     assert (
         "presets that can choose qwen now: baseline, perplexity, proposer" in done.out
-    )  # what has a drafter needs one
+    )  # others need a drafter, too
     done = repo.kakeya("runner", "models", "add", "qwen-dflash", str(folders["qwen-dflash"]))
     assert done.code == 0, done.err
     text = path.read_text()

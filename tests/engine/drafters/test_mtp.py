@@ -12,21 +12,25 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
+from engine.batch_decode import Request, decode_batch
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.drafters.mtp import SPARE, AssistantDrafter, HiddenStateDrafter
 from engine.drafters.registry import kind_of, open_drafter
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
+from engine.evaluation.prompts import load_prompts
 from engine.networks.mtp import SPLIT_FILE, build_head, extract_mtp, write_mtp
 from engine.networks.mtp_assistant import Assistant
 from engine.sampling import Sampler, Sampling
-from engine.target.loading import LoadedTarget, load_target
+from engine.target.loading import SHIPPED_TARGET, LoadedTarget, load_target
 from engine.target.model import Target
+from engine.training.mtp import train_head, write_head
 from tests.engine import families, tiny
 from tests.engine.batches import prompt_of, target_of
 from tests.engine.random_drafters import Helped, mtp_drafter
 
 COUNT = 24
+DEMO = Path(__file__).parents[2] / "data" / "mtp" / "demo"
 ASSISTANT = {
     "model_type": "gemma4_assistant",
     "backbone_hidden_size": 32,
@@ -94,6 +98,14 @@ def save_head(folder: Path, config: dict[str, Any], rename: str, shift: int = 0)
             name = f"{names[ours.index(part)]}.{kind}"
         stored[prefix + name] = value - shift if value.ndim == 1 else value
     mx.save_safetensors(str(folder / SPLIT_FILE), stored, {"format": "pt" if shift else "mlx"})
+
+
+def saved_head(folder: Path, config: dict[str, Any]) -> Path:
+    """A folder with a random head in DeepSeek's layout, and the configuration of its target."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_head(folder, config, "model.layers.")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +196,18 @@ def test_text_is_the_targets_own_while_drafts_come_true_in_part(kind: str):
     assert text(target, Helped(drafter, [*prompt, *plain], 0.6), prompt) == plain
 
 
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma4_text"])
+def test_sequences_of_a_batch_have_the_text_they_have_alone(kind: str):
+    target, drafter = made(kind)
+    prompts = [prompt_of(length) for length in (3, 20, 9)]
+    found: list[list[int]] = [[] for _ in prompts]
+    requests = [Request(prompt, COUNT) for prompt in prompts]
+    for emitted in decode_batch(target, drafter, requests, draft_length=FixedDraftLength(4)):
+        for each in emitted:
+            found[each.request] += each.step.tokens
+    assert found == [text(target, None, prompt, 1) for prompt in prompts]
+
+
 @pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text"])
 def test_drawn_drafts_come_from_q_and_no_more_than_four(kind: str):
     target, drafter = made(kind)
@@ -235,3 +259,30 @@ def test_rewind_beyond_the_rows_kept_still_drafts():
     assert len(drafter.propose(7, 4)) == 0  # until the next token is known
     drafter.observe([8], rows_of(target, drafter, [8]))
     assert len(drafter.propose(7, 4)) == 4
+
+
+def test_trained_heads_drafts_come_true():
+    """The head in ``tests/data/mtp/demo``, on prompts whose continuations it was not trained on."""
+    target = load_target(SHIPPED_TARGET)
+    drafter = open_drafter(f"mtp:{DEMO}", target).drafter
+    accepted = rounds = 0
+    for prompt in load_prompts("code")[:2]:
+        tokens = target.tokenizer.encode(prompt.text)
+        steps = decode(target.target, drafter, tokens, max_tokens=24, draft_length=FixedDraftLength(3))
+        found = [step.round for step in steps if step.round is not None]
+        accepted += sum(each.accepted for each in found)
+        rounds += len(found)
+    assert accepted > rounds / 2
+
+
+@pytest.mark.slow
+def test_training_makes_drafts_come_true(tmp_path: Path):
+    target = load_target(SHIPPED_TARGET)
+    config = json.loads((SHIPPED_TARGET / "config.json").read_text())
+    text = [target.tokenizer.encode(prompt.text) for prompt in load_prompts("code")]
+    network, losses = train_head(target.target, config, text, steps=40, length=64)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    write_head(network, config, tmp_path)
+    drafter = open_drafter(f"mtp:{tmp_path}", target).drafter
+    steps = decode(target.target, drafter, text[0], max_tokens=48, draft_length=FixedDraftLength(2))
+    assert sum(step.round.accepted for step in steps if step.round is not None) > 0

@@ -20,6 +20,7 @@ from engine.networks.dflash import DFlash
 from engine.networks.dflash_config import DFlashConfig
 from engine.target.loading import LoadedTarget, load_target
 from tests.engine import tiny
+from tests.engine.drafters.test_mtp import saved_head
 from tests.engine.drafters.test_registry import save_diffusion
 
 BLOCK = 8
@@ -37,6 +38,7 @@ def places(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
         "masked-diffusion": str(save_diffusion(root / "diffusion")),
         "packed": str(save_diffusion(root / "packed", quantized=True)),
         "both": f"prompt-lookup+{folders[1]}",
+        "mtp": f"mtp:{saved_head(root / 'head', tiny.GEMMA)}",
     }
 
 
@@ -78,7 +80,9 @@ def test_every_kind_of_drafter_can_be_predicted(places):
 
 
 @pytest.mark.sampled(5, 1)
-@pytest.mark.parametrize("kind", ["dflash", "prompt-lookup", "autoregressive", "masked-diffusion", "both"])
+@pytest.mark.parametrize(
+    "kind", ["dflash", "prompt-lookup", "autoregressive", "masked-diffusion", "both", "mtp"]
+)
 @pytest.mark.parametrize("chunk", [2048, 300, 40])
 def test_states_are_those_of_a_drafter_at_work(places, loaded, unloaded, kind, chunk):
     drafter = open_drafter(places[kind], loaded).drafter
@@ -132,7 +136,7 @@ def test_sliding_layers_of_a_drafter_are_predicted_too(loaded, unloaded, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "kind", ["dflash", "prompt-lookup", "autoregressive", "masked-diffusion", "packed", "both"]
+    "kind", ["dflash", "prompt-lookup", "autoregressive", "masked-diffusion", "packed", "both", "mtp"]
 )
 def test_weights_are_those_of_a_loaded_drafter(places, loaded, unloaded, kind):
     drafter = open_drafter(places[kind], loaded).drafter
