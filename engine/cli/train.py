@@ -55,9 +55,9 @@ def projector(
     prepare()
     from engine.cli.progress import shown_progress
     from engine.device import fit_threads
+    from engine.memory import require_memory
     from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_target
     from engine.training.projector import train_projector
-    from engine.memory import require_memory
     from engine.training.projector_fit import ProjectorSwitches
 
     switches = ProjectorSwitches(**values)
