@@ -730,5 +730,5 @@ Instead of a channel, a request may spell out a policy whose numbers lie in thes
 def _linked(source: Source | None) -> str:
     if source is None or source.hub is None:
         return str(source or "none")
-    at = f" at `{source.revision[:12]}`" if source.revision else ""
+    at = f" at `{source.revision[:12]}`" if source.revision else ", not pinned"
     return f"`{source.folder}`: [{source.hub}](https://huggingface.co/{source.hub}){at}"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -200,7 +200,8 @@ def _needs(arguments: Any, config: Mapping[str, Any]) -> Iterator[str]:
         if name == "text_config" and "from_dict" in vars(arguments):
             continue  # the class also reads configurations that are all of text
         guessed = flat and parameter.default is not None and name in NEVER_GUESSED
-        if guessed or parameter.default is inspect.Parameter.empty:
+        says_none = name in config and config[name] is None and type(None) in get_args(parameter.annotation)
+        if guessed or (parameter.default is inspect.Parameter.empty and not says_none):
             yield name
     layer_types = config.get("layer_types")
     if flat and isinstance(layer_types, list) and "sliding_attention" in layer_types:

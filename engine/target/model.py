@@ -114,7 +114,7 @@ class Target:
         return logits, hooks.take()
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """What the first layer receives for token ids [1, N]: [1, N, hidden], scaled as the model does it."""
+        """Rows of the token table, [1, N] ids to [1, N, hidden], scaled as by the model, not normalised."""
         rows: mx.array = self._core.embed_tokens(tokens)
         scale = self._scale(rows.dtype)
         return rows if scale is None else rows * scale
@@ -191,6 +191,9 @@ def _embedding_scale(model: Any, table: Any) -> mx.array:
     bfloat16, others by a field of their configuration. There is no list of families here: the model's own
     forward is run as far as its first layer, once over a table of ones, which leaves the scale, and once over
     the real table, to check that nothing but this scale was applied.
+
+    Where the model takes the root mean square out of each row (Muse), the number is 1: DFlash drafters of
+    such targets were trained on the rows as they are in the table.
     """
     vocabulary = int(table.weight.shape[0])
     tokens = mx.array([[vocabulary * index // PROBES for index in range(PROBES)]])
@@ -198,13 +201,24 @@ def _embedding_scale(model: Any, table: Any) -> mx.array:
     with _answering(table, lambda _, ids: mx.ones((*ids.shape, rows.shape[-1]), rows.dtype)):
         scale = _first_layer_input(model, tokens).reshape(-1)[0]
     received = _first_layer_input(model, tokens)
+    if received.shape == rows.shape and _is_norm(received, rows):
+        return mx.ones((), rows.dtype)
     if received.shape != rows.shape or not mx.array_equal(received, rows * scale).item():
         raise ModelError(
             f"{type(model).__module__} computes its embeddings in a way the engine cannot give to a drafter: "
-            "its first layer does not receive rows of embed_tokens times one number; use a drafter that "
-            "reads tokens alone (prompt-lookup, autoregressive or masked-diffusion)"
+            "its first layer does not receive rows of embed_tokens times one number, or their norm; use a "
+            "drafter that reads tokens alone (prompt-lookup, autoregressive or masked-diffusion)"
         )
     return scale
+
+
+def _is_norm(received: mx.array, rows: mx.array) -> bool:
+    """Whether each row was divided by its root mean square, give or take rounding and an epsilon."""
+    received, rows = received.astype(mx.float32), rows.astype(mx.float32)
+    factors = (received * rows).sum(-1, keepdims=True) / (rows * rows).sum(-1, keepdims=True)
+    size = mx.sqrt((received * received).mean(-1))
+    along = mx.abs(received - factors * rows).max() <= 2**-6 * mx.abs(received).max()
+    return bool((along & (size > 0.5).all() & (size < 1.01).all() & (factors.max() != factors.min())).item())
 
 
 class _FirstLayerReached(Exception):

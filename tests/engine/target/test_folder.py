@@ -10,6 +10,7 @@ import pytest
 
 from engine.errors import ModelError
 from engine.target.folder import check_config
+from tests.engine.registry.published import TARGETS
 
 ATTENTION = {"num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-6}
 PUBLISHED = {  # sizes as large published checkpoints state them, or leave them out
@@ -51,3 +52,10 @@ def test_none_of_them_may_leave_its_width_or_depth_out(kind: str, field: str):
     del config.get("text_config", config)[field]
     with pytest.raises(ModelError, match=f"^config.json: {field} is missing$"):
         check_config(Path("config.json"), config)
+
+
+def test_a_field_that_may_be_null_is_not_missing_where_it_is():
+    check_config(Path("config.json"), TARGETS["glm-4.5-air"])
+    without = {name: value for name, value in TARGETS["glm-4.5-air"].items() if name != "rope_scaling"}
+    with pytest.raises(ModelError, match="rope_scaling is missing"):
+        check_config(Path("config.json"), without)
