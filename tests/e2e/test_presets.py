@@ -217,7 +217,7 @@ SABOTAGES = {
     "the drafter is never opened": Sabotage(
         "engine/config.py",
         "    fit_threads(target.target.hidden_size)\n",
-        "    spec = None\n",
+        "    spec = drafting = None\n",
         "k3-fused-allmlx-code",
         ("limit=2", "max_tokens=16"),
         frozenset({"ENGINE_NEVER_RAN"}),
