@@ -555,14 +555,14 @@ def fit(
 
 def require_memory(path: Path, *, quantize: str | None = None, **run: Any) -> None:
     """Raise MachineError, with a way out, where a run of `fit` would need more than is free."""
-    try:
-        with wrap_errors(ModelError):
+    with wrap_errors(lambda why: ModelError(f"{path}: the memory it takes cannot be predicted: {why}")):
+        try:
             found = fit(path, quantize=quantize, **run)
+        except InputError:  # loading says what is wrong with the folder or the switches
+            return
         if found.fits:
             return
         ways = ways_out(path, found, quantize=quantize, **run)
-    except InputError:  # loading says what is wrong with the folder or the switches
-        return
     raise MachineError(f"{path} does not fit in memory: {verdict(found)}; {ways}")
 
 

@@ -43,7 +43,7 @@ from engine.errors import (
     wrap_errors,
 )
 from engine.networks.dflash_config import DFlashConfig
-from engine.networks.mtp import stored_head
+from engine.networks.mtp import SPLIT_FILE, stored_head
 from engine.target.attention import refuse_policy
 from engine.target.folder import (
     Index,
@@ -563,9 +563,12 @@ def default_drafter(folder: Path, places: Places | None = None) -> str:
     """
     if folder.resolve() == SHIPPED_TARGET.resolve():
         return f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"
+    own_head = f"{WITH_LOOKUP}mtp"
+    if (folder / SPLIT_FILE).exists():  # one that is broken is refused when it is loaded, not passed over
+        return own_head
     with suppress(ModelError):  # of another family, or without a head; loading says what else is wrong
         stored_head(folder)
-        return f"{WITH_LOOKUP}mtp"
+        return own_head
     places = places or Places.of_machine()
     for entry in Registry.load().entries:
         with suppress(ModelNotHere, ConfigurationError):
