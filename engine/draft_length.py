@@ -44,7 +44,7 @@ SWITCH_MARGIN = 1.06  # another block than the drafter's own must promise this m
 LEAVING = 0.5  # plain steps that a look-up between plain steps costs besides, measured on two CPU cores
 PROBE_SHARE, RECHECK_SHARE = 0.02, 0.002  # of the time, for blocks that may pay, and for those that cannot
 LONGEST_WAIT = 16  # times the wait that the share asks for, after probes that changed nothing
-FORWARD_TRIALS = 2  # forwards of one token that tell what drafting costs at least
+FORWARD_TRIALS = 2  # forwards, the cheapest of which tells what drafting costs; until then it costs nothing
 CAUGHT_UP = 32  # tokens that enter with a draft; more are a cost of their own
 CATCH_UP_SHARE = 0.25  # of a drafter's forward, for each token it must read first; until measured
 NOMINAL_ROUND, NOMINAL_TOKEN = 1.3, 0.035  # plain steps a block and each of its tokens cost, unmeasured
@@ -264,8 +264,14 @@ class AdaptiveDraftLength(DraftLength):
 
     def record_forward(self, seconds: float) -> None:
         """Learn from a forward of the drafter by itself, right after a round."""
-        cost = exp(log(seconds) - self._level) * self._verify_cost(self._block)
-        self._forward_cost = min(cost, self._forward_cost or cost)  # the first has one-time costs
+        self._learn_forward(exp(log(seconds) - self._level) * self._verify_cost(self._block))
+
+    def _learn_forward(self, cost: float) -> None:
+        believed = self._forward_cost
+        if self._forward_trials < FORWARD_TRIALS:  # one of them may have had one-time costs
+            self._forward_cost = min(cost, believed or cost)
+        else:
+            self._forward_cost = _moved(believed, min(cost, believed * exp(MAX_SURPRISE)))
         self._forward_trials += 1
 
     def _overdue(self, best: int, rate: Callable[[int], float], longest: int) -> int:
@@ -301,7 +307,9 @@ class AdaptiveDraftLength(DraftLength):
         self._plain_run = 0
         if looked_up:
             return
-        self._measure_drafting(block, seconds, draft_s)
+        if self._lengths.get(block, self._lengths[1]).rounds > 0:  # not the first, which may compile kernels
+            self._measure_drafting(block, seconds, draft_s)
+        self._backlog = 0
         for position in range(min(block - 1, accepted + 1)):  # the draft after the confirmed ones was refused
             for table, decay in ((self._all, GLOBAL_DECAY), (self._sequence, SEQUENCE_DECAY)):
                 hits, trials = table[position]
@@ -320,10 +328,9 @@ class AdaptiveDraftLength(DraftLength):
         cost = draft_s / (seconds - draft_s) * self._verify_cost(block)
         if self._backlog > CAUGHT_UP:
             rest = max(cost - self._drafting(block), 0.0) / self._backlog
-            self._token_cost = _moved(self._token_cost, rest)
+            self._token_cost = rest if self._token_cost is None else _moved(self._token_cost, rest)
         else:
-            self._forward_cost = _moved(self._forward_cost or None, cost / max(self._forwards(block - 1), 1))
-        self._backlog = 0
+            self._learn_forward(cost / max(self._forwards(block - 1), 1))
 
     def _measure(self, block: int, seconds: float) -> None:
         """Compare a round's cost with the cost before a change of blocks; both lengths learn from it."""
@@ -372,7 +379,9 @@ class AdaptiveDraftLength(DraftLength):
         return self._verify_cost(block) + self._drafting(block)
 
     def _drafting(self, block: int) -> float:
-        return self._forward_cost * self._forwards(block - 1) if block > 1 else 0.0
+        if block == 1 or self._forward_trials < FORWARD_TRIALS:
+            return 0.0
+        return self._forward_cost * self._forwards(block - 1)
 
     def _verify_cost(self, block: int) -> float:
         """V(B); where little is known of it, near a least-squares line of the others."""
@@ -422,5 +431,5 @@ def parse_block(block: str) -> int | None:
     return int(block)
 
 
-def _moved(before: float | None, now: float) -> float:
-    return now if before is None else before + EMA_ALPHA * (now - before)
+def _moved(before: float, now: float) -> float:
+    return before + EMA_ALPHA * (now - before)

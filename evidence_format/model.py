@@ -482,6 +482,7 @@ class Liveness(Frozen):
 
     rounds: Count
     drafter_forwards: Count
+    warm_up_forwards: Count = 0  # of the drafter, before any row, to learn what they cost
     restored_positions: Count
     fallbacks: Many[Fallback] = Field(max_length=64)
 

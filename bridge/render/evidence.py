@@ -94,6 +94,10 @@ def evidence_tables(judgement: Judgement) -> Iterator[EvidenceTable]:
             rows.append(("measured again", f"after {restart.after_samples} samples: {restart.reason}"))
         if reason := report.configuration.get("speed_not_claimed"):
             rows.append(("no speed claimed", str(reason)))
+        for arm in report.arms:
+            if arm.system.drafter and arm.samples and not arm.drafted_blocks:
+                plain_alone = f"{arm.label}: drafting never promised to pay, so every step was plain"
+                rows.append(("nothing drafted", plain_alone))
     rows += [(violation.code, violation.message) for violation in judgement.violations]
     headings = ("gate", "accepted" if judgement.accepted else "REJECTED")
     yield EvidenceTable(headings, rows, broken=len(judgement.violations))

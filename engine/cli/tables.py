@@ -83,6 +83,9 @@ def throughput_table(document: Document) -> None:
         print_line(f"{_compared(row)}; {speeds}")
     if reason := document["configuration"].get("speed_not_claimed"):
         print_line(f"no speed is claimed: {reason}")
+    for arm in document["arms"]:
+        if arm["system"]["drafter"] and not arms[arm["name"]]["verify_rounds"]:
+            print_line(f"{arm['name']}: drafting never promised to pay, so every step was plain")
     for name, arm in arms.items():
         if times := arm.get("block_s"):
             first = ", ".join(f"{1e3 * seconds:.1f}" for seconds in times["first"])

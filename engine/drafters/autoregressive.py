@@ -50,6 +50,7 @@ class Autoregressive(TextDrafter):
         return count
 
     def try_forward(self) -> None:
+        self.forwards += 1
         wait_for(self._model.forward(mx.array([[0]]), new_caches(self._model.model, 1, NATIVE), None)[0])
 
     def bind(self, target: Target) -> None:

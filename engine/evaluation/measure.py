@@ -158,6 +158,7 @@ class Evaluation:
         self.batch: int = getattr(self.switches, "batch", 1)
         self.runs: list[ArmRun] = []
         self.measured = Measured()
+        self.warm_up_forwards = 0
 
     @property
     def arms(self) -> list[Arm]:
@@ -213,15 +214,16 @@ class Evaluation:
         plain(engine.target, encoded[0], most, chunk)
         if self.batch == 1 and len(longest) > len(encoded[0]):  # so that its shapes are not new in a row
             plain(engine.target, longest, 1, chunk)
-            speculate(engine, longest, 1, length)
+            self.warm_up_forwards += speculate(engine, longest, 1, length).drafter_forwards
         tried = Calibration(length) if isinstance(length, AdaptiveDraftLength) else length
         # the first text may end before every block was tried
         for turn in range(WARM_UPS if self.batch > 1 else min(WARM_UPS, len(encoded))):
             start = turn * self.batch % len(encoded)
             if self.batch > 1:
-                speculate_batch(engine, encoded[start : start + self.batch], most, tried)
+                warm = speculate_batch(engine, encoded[start : start + self.batch], most, tried)
             else:
-                speculate(engine, encoded[start], most, tried)
+                warm = [speculate(engine, encoded[start], most, tried)]
+            self.warm_up_forwards += sum(outcome.drafter_forwards for outcome in warm)
             if not isinstance(tried, Calibration) or tried.finished:
                 break
 
@@ -245,6 +247,7 @@ class Evaluation:
             configuration=self.settings | resumed | settings,
             arms=arms,
             drafter_forwards=sum(run.drafter_forwards for run in self.runs),
+            warm_up_forwards=self.warm_up_forwards,
             order=self.measured.order,
             restarts=self.measured.restarts,
             request=self.request,

@@ -96,6 +96,7 @@ def build_report(
     configuration: dict[str, Any],
     arms: Sequence[Arm] = (),
     drafter_forwards: int = 0,
+    warm_up_forwards: int = 0,
     order: Sequence[tuple[str, str]] = (),
     rounding: model.Rounding | None = None,
     divergences: Sequence[model.Divergence] = (),
@@ -120,6 +121,7 @@ def build_report(
         "liveness": model.Liveness(
             rounds=sum(len(row.rounds) for row in rows),
             drafter_forwards=drafter_forwards,
+            warm_up_forwards=warm_up_forwards,
             restored_positions=sum(row.restored_positions or 0 for row in rows),
             fallbacks=(),
         ),

@@ -190,21 +190,30 @@ def _differences(where: str, stated: object, computed: object) -> Iterator[str]:
 
 def engine_never_ran(case: Case) -> Iterator[str]:
     """A speculative arm has no rounds, none of two tokens or more, or its drafter's network ran less often
-    than its blocks need; or a preset promises a drafter that an arm under test does not declare.
+    than its blocks need; or a preset promises a drafter that an arm under test does not declare. Under `auto`
+    an arm may decode plainly where drafting would not pay, unless it claims a speed-up.
     """
-    # Rounds of one token are plain steps: block lengths may adapt to them, but now and then try a longer one.
+    # Rounds of one token are plain steps.
     speculative = [arm for arm in case.report.arms if arm.system.drafter is not None and arm.samples]
+    faster = {claim.arm for claim in case.claims if claim.name == "speedup"}
     for arm in speculative:
-        if not (arm.drafted_blocks if arm.role == "sut" else arm.rounds):
+        may_be_plain = arm.role != "sut" or (arm.system.block == "auto" and arm.name not in faster)
+        if not (arm.rounds if may_be_plain else arm.drafted_blocks):
             yield f"none of the {len(arm.rounds)} rounds of arm {arm.label} drafted, which declares a drafter"
     live, rounds = case.report.liveness, sum(len(arm.rounds) for arm in case.report.arms)
     networks = [arm for arm in speculative if arm.system.has_network]
     needed = sum(arm.drafted_blocks for arm in networks if not arm.system.looks_up)
-    miscounted, too_few = speculative and live.rounds != rounds, live.drafter_forwards < max(needed, 1)
-    ran = f"the drafter ran {live.drafter_forwards} times, but the rows hold {needed} drafted blocks"
+    never = live.drafter_forwards + live.warm_up_forwards == 0
     yield from faults(
-        (miscounted, f"liveness counts {live.rounds} rounds, but the rows hold {rounds}"),
-        (networks and too_few, ran),
+        (
+            speculative and live.rounds != rounds,
+            f"liveness counts {live.rounds} rounds, but the rows hold {rounds}",
+        ),
+        (
+            networks and live.drafter_forwards < needed,
+            f"the drafter ran {live.drafter_forwards} times, but the rows hold {needed} drafted blocks",
+        ),
+        (networks and not needed and never, "the drafter never ran, not even before the rows"),
     )
 
 

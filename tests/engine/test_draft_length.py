@@ -224,6 +224,21 @@ def test_a_drafter_slower_than_its_target_never_reads_the_prompt():
     assert drafter.tried == FORWARD_TRIALS
 
 
+@pytest.mark.parametrize("slow", [1, 2])
+def test_drafts_that_once_took_long_do_not_end_drafting(slow: int):
+    """The first draft may compile kernels, and any may wait for another process."""
+    draft_length, seen = AdaptiveDraftLength(8), 0
+    tried = Calibration(draft_length)
+    for _ in range(400):
+        block = tried.choose(1000)
+        drafting = 0.2 if block > 1 else 0.0
+        seen += block > 1
+        if seen == slow and block > 1:
+            drafting = 500.0
+        tried.record(block, block - 1, cheap(block) + drafting, drafting)
+    assert tried.choose(1000) > 4
+
+
 def test_short_sequences_teach_it_too():
     draft_length, random = AdaptiveDraftLength(8), seeded(6)
     for seed in range(300):

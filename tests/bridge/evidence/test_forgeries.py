@@ -50,11 +50,32 @@ def one_look_at_blocks(document: Document) -> None:
     settle(document)
 
 
-@pytest.mark.parametrize("claimed", [only("speedup"), only("identical_output"), nothing_claimed])
 @pytest.mark.parametrize("drafter_forwards", [0, 1, 600])
-def test_a_declared_drafter_that_drafted_no_block_never_ran(claimed: Breaker, drafter_forwards: int) -> None:
-    document = forged("throughput", claimed, plain_steps_only("speculative", drafter_forwards))
+def test_no_speed_up_comes_from_a_drafter_that_drafted_no_block(drafter_forwards: int) -> None:
+    document = forged("throughput", only("speedup"), plain_steps_only("speculative", drafter_forwards))
     assert codes(document) == {"ENGINE_NEVER_RAN"}
+
+
+@pytest.mark.parametrize("claimed", [only("identical_output"), nothing_claimed])
+@pytest.mark.parametrize(
+    ("block", "forwards", "warm_up_forwards", "expected"),
+    [
+        ("auto", 0, 0, {"ENGINE_NEVER_RAN"}),
+        ("auto", 0, 2, set()),
+        ("auto", 1, 0, set()),
+        ("8", 600, 2, {"ENGINE_NEVER_RAN", "SILENT_FALLBACK"}),
+    ],
+)
+def test_only_auto_may_decode_plainly_and_only_where_the_drafter_was_tried(
+    claimed: Breaker, block: str, forwards: int, warm_up_forwards: int, expected: set[str]
+) -> None:
+    document = forged("throughput", claimed, plain_steps_only("speculative", forwards))
+    document["liveness"]["warm_up_forwards"] = warm_up_forwards
+    document["configuration"]["block"] = block
+    for each in document["arms"]:
+        if each["name"] == "speculative":
+            each["system"]["block"] = block
+    assert codes(document) == expected
 
 
 def test_a_pace_that_looked_at_blocks_once_ran() -> None:

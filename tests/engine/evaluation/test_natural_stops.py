@@ -30,7 +30,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> list[Prompt]:
 @pytest.fixture
 def stopping(folders: tuple[Path, Path], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine whose target stops at a token that plain decoding of the first prompt comes to."""
-    engine = open_engine(Options(folders[0], str(folders[1]), compiled=False, block="4"))
+    engine = open_engine(Options(folders[0], str(folders[1]), compiled=False))
     [encoded] = encode_all(engine, prompts[:1])
     text = run_arm(engine, plain_arm(PLAIN), encoded, TOKENS, engine.new_draft_length()).tokens
     stop = next(token for at, token in enumerate(text) if 2 < at < TOKENS - 4 and token not in text[:at])

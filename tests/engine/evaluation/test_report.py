@@ -70,6 +70,7 @@ def test_the_summary_is_what_the_rows_give():
     assert build(drafter_forwards=14).document["liveness"] == {  # not what the rounds would say
         "rounds": 6,
         "drafter_forwards": 14,
+        "warm_up_forwards": 0,
         "restored_positions": 0,
         "fallbacks": [],
     }
