@@ -25,7 +25,11 @@ def claim_option(help_text: str, *choices: str) -> Callable[[F], F]:
 
 
 set_options = group(
-    option("--prompts", "code, chat, retrieval (or several: code,chat), all, or a FILE.jsonl.", "all"),
+    option(
+        "--prompts",
+        "code, chat, retrieval, maths, edits (or several: code,chat), all (the first 3), or a FILE.jsonl.",
+        "all",
+    ),
     option("--limit", "At most so many prompts of each kind.", 8),
     option("--max-tokens", "Tokens to generate a prompt.", 96),
     option("--seed", "Order of the prompts; 0 as in the file.", 0),

@@ -23,7 +23,7 @@ from evidence_format.prompt_sets import IN_ALL, known_sets
 from evidence_format.text import BARE_SETS, MARKS, prompt_set, text_digest, without_reasoning
 
 SHIPPED = Path(__file__).parent / "prompts"
-SHIPPED_SETS = (*IN_ALL, "maths")
+SHIPPED_SETS = (*IN_ALL, "maths", "edits")
 FIELDS = {"id", "kind", "prompt", "messages", "answer", "needle", "depth", "instruction"}
 JSON_LINES = 'write one JSON object a line: {"id": "…", "prompt": "…"}'
 ROLES = ("system", "user", "assistant")
