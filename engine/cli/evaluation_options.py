@@ -162,7 +162,7 @@ def conclude(
     from engine.cli.tables import figures, print_line
 
     added = {name: figure(document) for name, figure in more.items()}
-    broken = judged(stored)
+    broken = gate_violations(stored)
     if table is not None:
         table(document)
         print_line("the gate will accept this report" if not broken else "the gate will reject this report:")
@@ -172,7 +172,7 @@ def conclude(
     click.echo(json.dumps(figures(document) | added | {"gate": gate, "report": str(stored)}))
 
 
-def judged(stored: Path) -> list[dict[str, str]]:
+def gate_violations(stored: Path) -> list[dict[str, str]]:
     """What the gate, whose rules these are, will say of a report: of each rule the first message."""
     from evidence_format.figures import Case
     from evidence_format.parse import parse

@@ -51,12 +51,12 @@ def pull(source: str, *, as_json: bool, registry: Path | None, **values: Any) ->
     """  # noqa: D301 - click wants the character itself
     prepare()
     from engine.cli.progress import QUIET_S, shown_progress
-    from engine.model_store import Saving
+    from engine.model_store import SaveOptions
     from engine.model_store import pull as bring
     from engine.registry import Registry
 
     with shown_progress(QUIET_S) as progress:
-        found = bring(source, Saving(**values, progress=progress), Registry.load(registry))
+        found = bring(source, SaveOptions(**values, progress=progress), Registry.load(registry))
     _show(found, as_json=as_json)
 
 
@@ -126,10 +126,10 @@ def list_models(*, as_json: bool) -> None:
     """  # noqa: D301 - click wants the character itself
     prepare()
     from engine.cli.tables import print_line, print_table
-    from engine.model_store import listed, size_of
+    from engine.model_store import local_models, size_of
     from engine.registry import Places, Registry, is_here
 
-    found, places = listed(), Places.of_machine()
+    found, places = local_models(), Places.of_machine()
     rows: list[dict[str, Any]] = [
         {"name": each.name, "folder": str(each.folder), "where": each.where, "bytes": size_of(each.folder)}
         for each in found
@@ -192,10 +192,10 @@ def remove(name: str, *, as_json: bool) -> None:
 def _save(source: Path, *, as_json: bool, **values: Any) -> None:
     prepare()
     from engine.cli.progress import QUIET_S, shown_progress
-    from engine.model_store import Saving, convert
+    from engine.model_store import SaveOptions, convert
 
     with shown_progress(QUIET_S) as progress:
-        found = convert(source, Saving(**values, progress=progress))
+        found = convert(source, SaveOptions(**values, progress=progress))
     _show([found], as_json=as_json)
 
 
