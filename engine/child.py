@@ -8,7 +8,7 @@ SECONDS = 5.0
 ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin:/opt/homebrew/bin", "LC_ALL": "C"}
 
 
-def shown_run(argv: Sequence[str]) -> tuple[int, str]:
+def run_on_stderr(argv: Sequence[str]) -> tuple[int, str]:
     """Run a program in the caller's environment, its output on stderr: exit code and errors."""
     done = subprocess.run(  # noqa: S603 - the callers give literal commands and checked names
         argv, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, check=False

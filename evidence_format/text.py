@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import lru_cache
 
 LIMIT = 80
@@ -63,11 +64,8 @@ def degeneration(tokens: Sequence[int]) -> str | None:
     tokens four times, is a loop. So is an output of at least 96 tokens in which fewer than 0.3 of the
     16-token windows differ: code repeats lines, but hardly ever sixteen tokens in a row.
     """
-    for cycle in range(1, LONG_CYCLE + 1):
-        tail = _periodic_tail(tokens, cycle)
-        repeats = 3 if cycle <= SHORT_CYCLE else 4
-        if tail >= max(LOOP_TOKENS, repeats * cycle):
-            return f"the last {tail} of {len(tokens)} tokens repeat a cycle of {cycle}"
+    if (loop := _loop(tokens)) is not None:
+        return f"the last {loop[0]} of {len(tokens)} tokens repeat a cycle of {loop[1]}"
     if len(tokens) >= WINDOWED_TOKENS:
         windows = [tuple(tokens[i : i + WINDOW]) for i in range(len(tokens) - WINDOW + 1)]
         share = len(set(windows)) / len(windows)
@@ -84,11 +82,8 @@ def loop_start(tokens: tuple[int, ...]) -> int | None:
     """
     if degeneration(tokens) is None:
         return None
-    for cycle in range(1, LONG_CYCLE + 1):
-        tail = _periodic_tail(tokens, cycle)
-        repeats = 3 if cycle <= SHORT_CYCLE else 4
-        if tail >= max(LOOP_TOKENS, repeats * cycle):
-            return len(tokens) - tail + cycle
+    if (loop := _loop(tokens)) is not None:
+        return len(tokens) - loop[0] + loop[1]
     seen: set[tuple[int, ...]] = set()
     for start in range(len(tokens) - WINDOW + 1):
         window = tuple(tokens[start : start + WINDOW])
@@ -108,13 +103,17 @@ def final_number(text: str) -> str | None:
     found = re.findall(r"-?[0-9][0-9,]*(?:\.[0-9]+)?", behind if marked else answer)
     if not found:
         return None
-    whole, _, part = str(found[0] if marked else found[-1]).replace(",", "").partition(".")
-    sign, digits, part = (
-        whole[: whole.startswith("-")],
-        whole.lstrip("-").lstrip("0") or "0",
-        part.rstrip("0"),
-    )
-    return f"{sign}{digits}.{part}" if part else f"{sign}{digits}"
+    number = format(Decimal((found[0] if marked else found[-1]).replace(",", "")), "f")
+    return number.rstrip("0").rstrip(".") if "." in number else number
+
+
+def _loop(tokens: Sequence[int]) -> tuple[int, int] | None:
+    """The length of the tail that loops, and of its cycle."""
+    for cycle in range(1, LONG_CYCLE + 1):
+        tail = _periodic_tail(tokens, cycle)
+        if tail >= max(LOOP_TOKENS, (3 if cycle <= SHORT_CYCLE else 4) * cycle):
+            return tail, cycle
+    return None
 
 
 def _periodic_tail(tokens: Sequence[int], cycle: int) -> int:

@@ -3,9 +3,10 @@
     pip install torch==2.8.0 transformers==5.24.0 mlx-vlm==0.7.10
     python scripts/make_mtp_references.py tests/data/mtp
 
-glm4_moe, deepseek_v3 and gemma4_assistant are run by transformers, qwen3_5_moe by mlx-vlm; all in float32. A
-folder holds the configuration, the weights as published, and ``golden.npz``: inputs, and the outputs of one
-forward over all positions and of one more over the position behind them, on the head's own output.
+glm4_moe, deepseek_v3 and gemma4_assistant are run by transformers, qwen3_5_moe by mlx-vlm; all in float32.
+The configuration in each folder is read. The weights as published are written, and ``golden.npz``: inputs,
+and the outputs of one forward over all positions and of one more over the position behind them, on the head's
+own output.
 """
 
 import json
@@ -15,105 +16,7 @@ from typing import Any
 
 import numpy as np
 
-HIDDEN, VOCAB, LENGTH, LAYERS = 32, 64, 11, 2
-PLAIN = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": 48,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-6,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-}
-EXPERTS = {
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.5,
-    "first_k_dense_replace": 1,
-    "num_nextn_predict_layers": 1,
-}
-GLM = {
-    "model_type": "glm4_moe",
-    **PLAIN,
-    **EXPERTS,
-    "head_dim": 16,
-    "partial_rotary_factor": 0.5,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "use_qk_norm": True,
-}
-DEEPSEEK = {
-    "model_type": "deepseek_v3",
-    **PLAIN,
-    **EXPERTS,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 12,
-    "v_head_dim": 12,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "rope_interleave": True,
-}
-QWEN = {
-    "model_type": "qwen3_5_moe",
-    "text_config": {
-        "model_type": "qwen3_5_moe_text",
-        **PLAIN,
-        "head_dim": 16,
-        "full_attention_interval": 2,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 16,
-        "linear_conv_kernel_dim": 4,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16,
-        "mtp_num_hidden_layers": 1,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [2, 1, 1],
-        },
-    },
-}
-GEMMA = {
-    "model_type": "gemma4_assistant",
-    "backbone_hidden_size": HIDDEN,
-    "use_ordered_embeddings": False,
-    "tie_word_embeddings": True,
-    "text_config": {
-        **PLAIN,
-        "model_type": "gemma4_text",
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "head_dim": 8,
-        "global_head_dim": 16,
-        "num_global_key_value_heads": 2,
-        "attention_k_eq_v": False,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 6,
-        "num_kv_shared_layers": 2,
-        "hidden_size_per_layer_input": 0,
-        "vocab_size_per_layer_input": 0,
-        "enable_moe_block": False,
-        "use_double_wide_mlp": False,
-        "tie_word_embeddings": True,
-    },
-}
-ORDERED = {**GEMMA, "use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
+HIDDEN, VOCAB, LENGTH, LAYERS = 32, 64, 11, 2  # all but LENGTH as the configurations have them
 
 
 def inputs(seed: int) -> dict[str, np.ndarray]:
@@ -123,13 +26,9 @@ def inputs(seed: int) -> dict[str, np.ndarray]:
     return {name: drawn.standard_normal((1, n, HIDDEN)).astype(np.float32) for name, n in shapes.items()}
 
 
-def write(
-    folder: Path, config: dict[str, Any], weights: dict[str, np.ndarray], golden: dict[str, Any]
-) -> None:
+def write(folder: Path, weights: dict[str, np.ndarray], golden: dict[str, Any]) -> None:
     from safetensors.numpy import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     whole = {name: np.ascontiguousarray(value) for name, value in weights.items()}
     save_file(whole, folder / "model.safetensors", {"format": "pt"})
     np.savez(folder / "golden.npz", **golden)
@@ -251,17 +150,10 @@ def gemma(config: dict[str, Any], seed: int) -> tuple[dict[str, np.ndarray], dic
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    for seed, (name, make, config) in enumerate(
-        [
-            ("glm4_moe", next_layer, GLM),
-            ("deepseek_v3", next_layer, DEEPSEEK),
-            ("qwen3_5_moe", qwen, QWEN),
-            ("gemma4_assistant", gemma, GEMMA),
-            ("gemma4_assistant_ordered", gemma, ORDERED),
-        ],
-        1,
-    ):
-        write(folder / name, config, *make(config, seed))
+    makers = {"glm4_moe": next_layer, "deepseek_v3": next_layer, "qwen3_5_moe": qwen}
+    makers |= {"gemma4_assistant": gemma, "gemma4_assistant_ordered": gemma}
+    for seed, (name, make) in enumerate(makers.items(), 1):
+        write(folder / name, *make(json.loads((folder / name / "config.json").read_text()), seed))
 
 
 if __name__ == "__main__":

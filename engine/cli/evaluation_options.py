@@ -162,7 +162,7 @@ def conclude(
     from engine.cli.tables import figures, print_line
 
     added = {name: figure(document) for name, figure in more.items()}
-    broken = judged(stored)
+    broken = gate_violations(stored)
     if table is not None:
         table(document)
         print_line("the gate will accept this report" if not broken else "the gate will reject this report:")
@@ -172,12 +172,12 @@ def conclude(
     click.echo(json.dumps(figures(document) | added | {"gate": gate, "report": str(stored)}))
 
 
-def judged(stored: Path) -> list[dict[str, str]]:
+def gate_violations(stored: Path) -> list[dict[str, str]]:
     """What the gate, whose rules these are, will say of a report: of each rule the first message."""
+    from evidence_format.figures import Case
     from evidence_format.parse import parse
-    from evidence_format.rules import broken_rules
+    from evidence_format.rules import RULES
 
-    found: dict[str, str] = {}
-    for code, message in broken_rules(parse(stored.read_bytes())):
-        found.setdefault(code, message)
-    return [{"code": code, "message": message} for code, message in found.items()]
+    case = Case(parse(stored.read_bytes()))
+    messages = {code: next(rule.check(case), None) for code, rule in RULES.items()}
+    return [{"code": code, "message": message} for code, message in messages.items() if message]

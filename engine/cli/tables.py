@@ -199,7 +199,7 @@ def perplexity_table(document: Document) -> None:
         f" (95 %: {low:+.4f} to {high:+.4f})" if low is not None else " (too few chunks for an interval)"
     )
     bits = _cell(found["stored_bits_per_value"], ".3f")
-    print_line(f"increase: {found['nll_increase']:+.4f} nats a token ({interval}); {bits} bits a coded value")
+    print_line(f"increase: {found['nll_increase']:+.4f} nats a token{interval}; {bits} bits a coded value")
     print_line(f"{found['chunks']} chunks, {found['tokens']} tokens, read {of['piece']} at a time")
 
 

@@ -11,7 +11,7 @@ the policy's caches. So a chunk gives a pair of figures, and their difference an
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -24,12 +24,11 @@ from engine.errors import ConfigurationError, PromptError
 from engine.evaluation import measure
 from engine.evaluation.environment import LoadWatch, describe
 from engine.evaluation.prompts import SHIPPED_SETS, load_prompts
-from engine.evaluation.report import build_report, now
+from engine.evaluation.report import build_report, kv_record, now
 from engine.evaluation.throughput import refuse_restoring
 from engine.generate import ChatSwitches, tokens_of
 from evidence_format.claims import FEWEST_CHUNKS
 from evidence_format.model import (
-    KVRecord,
     PerplexityComparison,
     Report,
     ReportClaim,
@@ -96,15 +95,9 @@ def measure_perplexity(
     rows: list[ScoredChunk] = []
     with watch.timing():
         for number, tokens in enumerate(chunks):
-            detail = f"chunk {number + 1}, {ours.policy.spec}"
-            progress(number, len(chunks), "scoring", detail)
+            progress(number, len(chunks), "scoring", f"chunk {number + 1}, {ours.policy.spec}")
             fed = [*beginning, *tokens]
             plain, found = (score(engine, fed, switches.piece) for engine in (native, ours))
-            use = found.kv
-            record = None
-            if use is not None:
-                stored: dict[str, Any] = {"layers": use.layers, "values": use.values, "bytes": use.nbytes}
-                record = KVRecord(**stored, key_distortion=None, value_distortion=None)
             rows.append(
                 ScoredChunk(
                     tokens=len(fed) - 1,
@@ -113,7 +106,7 @@ def measure_perplexity(
                     policy_nll=found.nll,
                     native_bytes=plain.nbytes,
                     policy_bytes=found.nbytes,
-                    kv=record,
+                    kv=None if found.kv is None else kv_record(found.kv),
                 )
             )
     claims = []

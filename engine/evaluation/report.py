@@ -13,6 +13,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from engine.cache.stats import KVUse
 from engine.errors import EngineError, wrap_errors
 from engine.evaluation.prompts import Needle, Prompt
 from engine.generate import Outcome
@@ -46,9 +47,7 @@ def sample(
         if needle and text:
             optional["needle"] = needle_result(needle, text, answer, outcome.text)
         if use is not None:
-            stored: dict[str, Any] = {"layers": use.layers, "values": use.values, "bytes": use.nbytes}
-            keys, values = distortion or (None, None)
-            optional["kv"] = model.KVRecord(**stored, key_distortion=keys, value_distortion=values)
+            optional["kv"] = kv_record(use, *distortion or (None, None))
         return Sample(
             prompt_id=prompt.id,
             prompt_sha256=tokens_digest(tokens),
@@ -85,6 +84,12 @@ def needle_result(needle: Needle, prompt: str, answer: str, text: str) -> model.
         # the whole text must have it, too: the pieces around removed reasoning must not join to a hit
         hit=bool(wanted) and wanted in answer and wanted in text,
     )
+
+
+def kv_record(use: KVUse, keys: float | None = None, values: float | None = None) -> model.KVRecord:
+    """What a policy held, with the distortion of its keys and values where that was measured."""
+    stored: dict[str, Any] = {"layers": use.layers, "values": use.values, "bytes": use.nbytes}
+    return model.KVRecord(**stored, key_distortion=keys, value_distortion=values)
 
 
 def build_report(

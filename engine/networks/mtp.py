@@ -127,17 +127,11 @@ def stored_head(folder: Path, config: Mapping[str, Any] | None = None) -> Stored
     return StoredHead(tensors, files, formats == {"mlx"})
 
 
-def extract_mtp(folder: Path) -> dict[str, mx.array]:
-    """The tensors of the head that a model's folder holds, by their stored names; raises as `stored_head`."""
-    return stored_head(folder).tensors
-
-
-def write_mtp(source: Path, folder: Path) -> Path:
+def write_mtp(source: Path, folder: Path) -> None:
     """Copy the head of a model's folder into another's ``mtp.safetensors``; raises as `stored_head`."""
     head = stored_head(source)
-    file = folder / SPLIT_FILE
-    mx.save_safetensors(str(file), head.tensors, {"format": "mlx" if head.converted else "pt"})
-    return file
+    form = "mlx" if head.converted else "pt"
+    mx.save_safetensors(str(folder / SPLIT_FILE), head.tensors, {"format": form})
 
 
 def build_head(config: Mapping[str, Any]) -> tuple[MTPHead, Any]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from evidence_format.figures import Binding, Case
-from evidence_format.model import Report
+from evidence_format.figures import Case
 from evidence_format.rules import claims, identity, memory, output, perplexity, recall, rows
 
 Check = Callable[[Case], Iterator[str]]
@@ -128,12 +127,6 @@ _REMEDIES: dict[Check, str] = {
     identity.thermal_or_power: "Plug in, let it cool, close what eats memory, and run again.",
     claims.claim_not_met: "Claim what the rows give.",
 }
-
-
-def broken_rules(report: Report, binding: Binding | None = None) -> Iterator[tuple[str, str]]:
-    """The code and message of each way in which a report breaks a rule, in the order of judgement."""
-    case = Case(report, binding)
-    return ((code, message) for code, rule in RULES.items() for message in rule.check(case))
 
 
 def _rule(check: Check, remedy: str) -> Rule:

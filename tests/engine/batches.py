@@ -139,21 +139,6 @@ class Silent:
         return Draft(mx.array([7] * count, mx.int32))
 
 
-class Seams(DraftLength):
-    """A draft length that goes back and forth between plain steps and blocks."""
-
-    def __init__(self) -> None:
-        super().__init__(6)
-        self._random = tiny.seeded(2)
-
-    def choose(self, remaining: int) -> int:
-        return min(self._random.choice((1, 1, 1, 2, 6)), remaining)
-
-    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
-        assert 0 <= accepted < block
-        assert seconds > 0
-
-
 def drafter_of(kind: str, family: str) -> Drafter:
     """A drafter for the family; the scripted one knows the texts of all `LENGTHS`."""
     if kind == SCRIPTED:

@@ -23,7 +23,6 @@ from tests.engine.batches import (
     FAMILIES,
     LENGTHS,
     SCRIPTED,
-    Seams,
     Silent,
     classes_of,
     drafter_of,
@@ -56,7 +55,7 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(family: str, kind: str, dr
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_and_plain_steps_in_turn_change_nothing(family: str):
     requests = [Request(prompt_of(length), COUNT - 3 * i) for i, length in enumerate(LENGTHS)]
-    found = run(family, SCRIPTED, Seams(), requests)
+    found = run(family, SCRIPTED, tiny.Alternating(2, (1, 1, 1, 2, 6)), requests)
     for length, request, steps in zip(LENGTHS, requests, found, strict=True):
         assert tokens_of(steps) == plain(family, length)[: request.max_tokens]
     blocks = [each.step.round.block for steps in found for each in steps if each.step.round]

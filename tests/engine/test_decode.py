@@ -111,35 +111,20 @@ def test_the_adaptive_pace_changes_nothing_in_the_tokens(gemma):
         assert tokens_of(run(gemma, drafter, prompt, 120, AdaptiveDraftLength(8))) == truth
 
 
-class Alternating(DraftLength):
-    """Changes the length all the time, to cross every seam between plain steps and blocks."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(5)
-        self._random = tiny.seeded(seed)
-
-    def choose(self, remaining: int) -> int:
-        return min(self._random.choice((1, 1, 2, 5)), remaining)
-
-    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
-        assert seconds > 0
-        assert 0 <= accepted < block
-
-
 @pytest.mark.sampled(8, 2)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_seams_between_plain_steps_and_blocks_are_exact(gemma, seed: int):
     prompt = prompt_of(6, seed)
     truth = tiny.plain_tokens(gemma, prompt, 60)
     drafter = tiny.ScriptedDrafter(prompt + truth, 0.3, seed)
-    assert tokens_of(run(gemma, drafter, prompt, 60, Alternating(seed))) == truth
+    assert tokens_of(run(gemma, drafter, prompt, 60, tiny.Alternating(seed))) == truth
 
 
 def test_the_drafter_is_told_the_taps_of_a_plain_forward(gemma):
     prompt = prompt_of(6)
     truth = tiny.plain_tokens(gemma, prompt, 30)
     drafter = tiny.ScriptedDrafter(prompt + truth, 0.4)
-    run(gemma, drafter, prompt, 30, Alternating(1))
+    run(gemma, drafter, prompt, 30, tiny.Alternating(1))
     target = Target(gemma)
     hidden_states = target.hook_layers(drafter.target_layers)
     _, expected = target.forward(mx.array([drafter.seen]), new_caches(gemma, 1), hidden_states)
@@ -162,7 +147,7 @@ def test_a_real_drafter_with_random_weights_is_harmless(gemma):
             FixedDraftLength(4),
             FixedDraftLength(8),
             AdaptiveDraftLength(8),
-            Alternating(2),
+            tiny.Alternating(2),
         ):
             assert tokens_of(run(gemma, drafter, prompt, 40, draft_length)) == truth
 
@@ -207,7 +192,7 @@ def test_a_round_costs_one_transfer_and_one_draft(gemma, monkeypatch: pytest.Mon
 def test_what_is_yielded_is_committed_so_that_a_caller_may_stop_anywhere(gemma):
     prompt = prompt_of(10)
     truth = tiny.plain_tokens(gemma, prompt, 60)
-    for draft_length in (FixedDraftLength(4), FixedDraftLength(1), Alternating(5)):
+    for draft_length in (FixedDraftLength(4), FixedDraftLength(1), tiny.Alternating(5)):
         for stop_after in range(1, 9):
             caches = new_caches(gemma, 8)
             drafter = tiny.ScriptedDrafter(prompt + truth, 0.3)

@@ -18,7 +18,6 @@ from engine.sampling import Sampler, Sampling
 from engine.stops import Stops
 from engine.target.model import Target
 from tests.engine import families, tiny
-from tests.engine.test_decode import Alternating
 from tests.engine.test_decode_processors import PROCESSORS
 from tests.engine.waits import Log, transfers
 
@@ -28,7 +27,7 @@ DRAFTED = ("llama", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5")
 CHOICES: dict[str, Callable[[], Any]] = {
     "plain": lambda: FixedDraftLength(1),
     "blocks": lambda: FixedDraftLength(6),
-    "seams": lambda: Alternating(3),
+    "seams": lambda: tiny.Alternating(3),
 }
 
 

@@ -138,28 +138,11 @@ class Certain:
 OF_PROMPT: dict[str, Callable[[Target], Drafter]] = {"certain": lambda target: Certain()}
 
 
-class Seams(DraftLength):
-    """A draft length that crosses every seam between plain steps and blocks."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(4)
-        self._random = tiny.seeded(seed)
-
-    def start(self) -> None:
-        pass
-
-    def choose(self, remaining: int) -> int:
-        return min(self._random.choice((1, 1, 2, 3, 4)), remaining)
-
-    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
-        pass
-
-
 CHOICES: dict[str, Callable[[], DraftLength]] = {
     **{f"block {block}": partial(FixedDraftLength, block) for block in (2, 3, 4)},
     "plain": partial(FixedDraftLength, 1),
     "auto": partial(AdaptiveDraftLength, 4, (2, 3, 4), nominal=True),
-    "seams": Seams,
+    "seams": partial(tiny.Alternating, 0, (1, 1, 2, 3, 4)),
 }
 
 

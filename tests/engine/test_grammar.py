@@ -28,7 +28,6 @@ from engine.target.loading import LoadedTarget, load_target
 from tests.engine import tiny
 from tests.engine.server import by_heart
 from tests.engine.statistics import assert_drawn_from, joint_distribution
-from tests.engine.test_decode import Alternating
 from tests.engine.test_decode_sampling import CHOICES, DRAFTERS, PROMPT, small
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -130,7 +129,7 @@ def test_the_shipped_pair_writes_what_it_writes_without_a_drafter(shipped: Engin
         FixedDraftLength(2),
         FixedDraftLength(6),
         AdaptiveDraftLength(8, nominal=True),
-        Alternating(1),
+        tiny.Alternating(1),
     ):
         found = written(target, shipped.drafter.drafter, tokens, grammar, draft_length=draft_length)
         assert tokens_of(found) == tokens_of(plain), draft_length

@@ -35,20 +35,6 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 every_drafter = pytest.mark.parametrize("kind", DRAFTERS)
 
 
-class Seams(DraftLength):
-    """A draft length that crosses every seam between plain steps and blocks."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(BLOCK)
-        self._random = tiny.seeded(seed)
-
-    def choose(self, remaining: int) -> int:
-        return min(self._random.choice((1, 1, 2, BLOCK)), remaining)
-
-    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
-        pass
-
-
 @cache
 def target_of(family: str) -> Target:
     return Target(families.build(family))
@@ -99,7 +85,7 @@ class Conversation:
         self.session.forward = counting  # type: ignore[method-assign]
 
     def draft_length(self, seed: int = 0) -> DraftLength:
-        return Seams(seed) if self.drafter else FixedDraftLength(1)
+        return tiny.Alternating(seed) if self.drafter else FixedDraftLength(1)
 
     def prompt_cost(self, prompt: Sequence[int]) -> int:
         """Positions forwarded until the first token of a turn is known; the turn is left there."""

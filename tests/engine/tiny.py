@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models import gemma3_text, llama, qwen3
 
+from engine.draft_length import DraftLength
 from engine.drafters.base import Draft, NetworkDrafter
 from engine.networks.dflash import DFlash, DFlashConfig
 
@@ -72,6 +73,21 @@ def plain_tokens(model: Any, prompt: Sequence[int], count: int, chunk: int = 204
     """mlx-lm's own greedy continuation."""
     steps = generate_step(mx.array(list(prompt)), model, max_tokens=count, prefill_step_size=chunk)
     return [int(token) for token, _ in steps]
+
+
+class Alternating(DraftLength):
+    """Changes the length all the time, to cross every seam between plain steps and blocks."""
+
+    def __init__(self, seed: int, choices: tuple[int, ...] = (1, 1, 2, 5)) -> None:
+        super().__init__(max(choices))
+        self._choices, self._random = choices, seeded(seed)
+
+    def choose(self, remaining: int) -> int:
+        return min(self._random.choice(self._choices), remaining)
+
+    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
+        assert seconds > 0
+        assert 0 <= accepted < block
 
 
 class ScriptedDrafter(NetworkDrafter):

