@@ -210,6 +210,15 @@ def test_assistants_folder_says_what_it_is(tmp_path: Path):
     assert drafter.forwards > 0
 
 
+def test_first_token_waits_for_nothing_of_the_head():
+    target, drafter = made("gemma3_text")
+    steps = decode(target, drafter, prompt_of(600), max_tokens=8, prefill_chunk=256)
+    next(steps)
+    assert drafter.forwards == 0
+    next(steps)
+    assert drafter.forwards > 0
+
+
 @pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text"])
 def test_text_is_the_targets_own_while_drafts_come_true_in_part(kind: str):
     target, drafter = made(kind)

@@ -36,6 +36,13 @@ BLOCK = 8
 CONTEXTS = (1, 64, 255, 511, 513, 1000)
 
 
+@pytest.fixture(autouse=True)
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short prompts have rows that are taken in without a draft."""
+    monkeypatch.setattr(BlockDrafter, "absorb_at", 512)
+    monkeypatch.setattr("engine.drafters.mtp.ABSORB_AT", 512)
+
+
 @pytest.fixture(scope="module")
 def places(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A ``--drafter`` text of every kind."""
