@@ -12,7 +12,7 @@ from engine.draft_length import (
     check_block,
     parse_block,
 )
-from engine.drafters.registry import drafter_policy, open_drafter, split_policy
+from engine.drafters.registry import drafter_policy, open_drafter, read_spec, split_policy
 from engine.errors import ConfigurationError
 from engine.memory import require_memory
 from engine.registry import Channel, Located, default_drafter
@@ -104,7 +104,8 @@ def open_engine(options: Options, context: int | None = None) -> Engine:
         raise ConfigurationError(f"--block {block} needs a drafter; give --drafter")
     drafting = None if block == 1 else spec
     own = {name: getattr(options, name) for name in ("kv", "dtype", "quantize")}
-    require_memory(model, context=context, drafter=drafting, **own)
+    asked = read_spec(drafting, drafters_own, options.drafter_quantize) if drafting else None
+    require_memory(model, context=context, drafter=asked, **own)
     target = load_target(model, options.dtype, options.quantize)
     refuse_policy(target.target.model, policy)
     restoration = open_restoration(

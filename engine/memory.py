@@ -47,7 +47,6 @@ from engine.target.folder import (
     context_length,
     read_json,
     require_folder,
-    stored_bytes,
     text_part,
     weight_files,
 )
@@ -302,9 +301,11 @@ class UnloadedDrafter(NamedTuple):
     state: Callable[[Sequence[int], int], int]  # bytes, by positions observed at a time and tokens of a block
 
 
-def open_unloaded_drafter(spec: str, target: Unloaded, dtype: str | None = None) -> UnloadedDrafter:
+def open_unloaded_drafter(
+    spec: str | DrafterSpec, target: Unloaded, dtype: str | None = None
+) -> UnloadedDrafter:
     """Build what a ``--drafter`` text names (see `engine.drafters.registry`) without its weights."""
-    asked = read_spec(spec)
+    asked = spec if isinstance(spec, DrafterSpec) else read_spec(spec)
     openers: dict[str, Callable[..., UnloadedDrafter]] = {
         PromptLookup.name: _prompt_lookup,
         Autoregressive.name: _autoregressive,
@@ -440,7 +441,7 @@ def predict(
     batch: int = 1,
     block: str = "auto",
     prefill_chunk: int = 2048,
-    drafter: str | None = None,
+    drafter: str | DrafterSpec | None = None,
     dtype: str | None = None,
 ) -> dict[str, Any]:
     """Predict what the caches would hold after each prompt and one round, as the JSON line has it.
@@ -501,7 +502,7 @@ def predict(
         "dtype_from": model.dtype_from,
         "weights_bytes": model.weights,
         "weights_from": model.weights_from,
-        "drafter": {"spec": drafter, "weights_bytes": small.weights} if small else None,
+        "drafter": {"spec": str(drafter), "weights_bytes": small.weights} if small else None,
         "batch": batch,
         "block": run.block,
         "headroom": run.headroom,
@@ -517,7 +518,7 @@ class MemoryFit(NamedTuple):
     context: int  # tokens of the prompt and of what follows it
     weights: int
     caches: int
-    drafter: int  # its weights
+    drafter: int  # its weights, and what it keeps of a sequence
     free: int
 
     @property
@@ -536,19 +537,20 @@ def fit(
     *,
     context: int | None = None,
     kv: str = "native",
-    drafter: str | None = None,
+    drafter: str | DrafterSpec | None = None,
     dtype: str | None = None,
     quantize: str | None = None,
     free: int | None = None,
 ) -> MemoryFit:
     """Predict what a run takes; ``context`` None: `USUAL_CONTEXT`, or what the model was made for if less.
 
-    Activations, a drafter's state and what the allocator holds are left out; see `predict` for errors.
+    Activations and what the allocator holds are left out; see `predict` for errors.
     """
     model = open_unloaded(path, dtype, quantize)
     positions = max(min(context or USUAL_CONTEXT, (model.context or LARGEST_CONTEXT) - 2), 1)
-    [row] = predict(model, (kv,), (positions,))["rows"]
-    drafting = stored_bytes(read_spec(drafter).folder, dtype_of(dtype)) if drafter else 0
+    found = predict(model, (kv,), (positions,), drafter=drafter, dtype=dtype)
+    [row], small = found["rows"], found["drafter"]
+    drafting = row["drafter_state_bytes"] + small["weights_bytes"] if small else 0
     free = free_memory() if free is None else free
     return MemoryFit(positions, model.weights, row["cache_bytes"], drafting, free)
 
@@ -627,7 +629,7 @@ def _blocks(block: str, drafter: UnloadedDrafter | None) -> tuple[int, int]:
 
 
 def _check(  # noqa: PLR0917 - all numbers of the command line
-    model: Unloaded, contexts: Sequence[int], batch: int, block: str, prefill_chunk: int, drafter: str | None
+    model: Unloaded, contexts: Sequence[int], batch: int, block: str, prefill_chunk: int, drafter: object
 ) -> None:
     ranges = [("--batch", batch, LARGEST_BATCH), *(("--context", each, LARGEST_CONTEXT) for each in contexts)]
     for name, value, largest in ranges:

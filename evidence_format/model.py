@@ -32,7 +32,7 @@ _OF_ALL = """
 command model_id quantize dtype drafter drafter_settings projector block kv compiled fused_kernels
 single_graph prefill_chunk blas_threads resumed prompts limit max_tokens seed chat thinking channel_prefix
 system batch context depths per_depth policies answer_tokens speed_prompts speed_limit ignore_stops
-text chunk piece max_increase loops execute retrieval
+text chunk piece max_increase loops execute retrieval restarts
 claim claim_parity claim_bytes min_stops min_speedup min_match min_recall speed_not_claimed golden tolerance
 product_gflop_per_s blas_fast blas_how ring_rollback_exact peak_memory_bytes clients transport
 checks checks_failed

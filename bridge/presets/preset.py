@@ -59,7 +59,7 @@ class Promise:
         Field(description="claims that it must make (else CLAIM_MISSING); the gate judges whether they hold"),
     ] = ()
     drafter: Annotated[
-        Literal["any", "dflash", "dflash2", "autoregressive", "masked-diffusion"] | None,
+        Literal["any", "dflash", "dflash2", "autoregressive", "masked-diffusion", "mtp"] | None,
         Field(description="every arm under test drafts: any network, or that kind (else ENGINE_NEVER_RAN)"),
     ] = None
     baseline: Annotated[

@@ -52,6 +52,7 @@ def command() -> None:
 @option("--min-speedup", "Speed-up to claim.", 1.0)
 @option("--min-stops", "Also claim that this share of the texts, 0.5 to 1, ends at a stop token.", type=float)
 @flag("--ignore-stops", "Add an arm that decodes past stop tokens up to --max-tokens, to compare.")
+@option("--restarts", "Start over at most so often, 0 to 16, where other load disturbs the timing.", 3)
 @common_options
 def throughput(**values: Any) -> None:
     """Speculative against plain decoding of the same prompts, interleaved.

@@ -139,7 +139,7 @@ def list_models(*, as_json: bool) -> None:
         from engine.cli.memory import size
 
         shown = [(row["name"], row["where"], size(row["bytes"]), row["folder"]) for row in rows]
-        print_table("models on this machine", ("|name", "|where", "size", "|folder"), shown)
+        print_table("models on this machine", ("|name", "<where", "size", "<folder"), shown)
         print_line(f"to pull by name: {', '.join(each.name for each in absent)}")
     click.echo(json.dumps({"models": rows, "registry": [each.name for each in absent]}))
 

@@ -22,7 +22,8 @@ from engine.target.model import Target
 class BlockDrafter(NetworkDrafter):
     """Drafts a block in one forward of a DFlash or DFlash 2 network."""
 
-    absorb_at = 512  # waiting rows that enter without a draft
+    # Waiting rows that enter without a draft: so many that usual prompts do not delay their first token.
+    absorb_at = 4096
 
     def __init__(self, network: DFlash, policy: KVPolicy = NATIVE) -> None:
         config = network.config
@@ -118,11 +119,11 @@ class BlockDrafter(NetworkDrafter):
 
     @property
     def nbytes(self) -> int:
-        return self._context.nbytes
+        return self._context.nbytes + sum(rows.nbytes for rows in self._waiting)
 
     @property
     def mark_nbytes(self) -> int:
-        return self._context.mark_nbytes
+        return self._context.mark_nbytes + sum(rows.nbytes for rows in self._waiting)
 
 
 def likeliest_path(candidates: Candidates) -> Draft:

@@ -29,7 +29,8 @@ from engine.sampling import Sampler
 from engine.target.model import Target
 
 DEPTH = 4  # the most tokens that are drafted, whatever is asked for
-ABSORB_AT = 512  # waiting rows that are taken in without a draft
+# Waiting rows that are taken in without a draft: so many that usual prompts do not delay their first token.
+ABSORB_AT = 4096
 SPARE = 64  # rows kept behind those taken in, so that drafting can go on right behind a rewind
 
 

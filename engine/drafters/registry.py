@@ -54,7 +54,7 @@ ARCHITECTURES = DFLASH_KINDS | dict.fromkeys(CLASSES, MaskedDiffusion.name)  # a
 WITHOUT_POLICY = {
     PromptLookup.name: "keeps no keys and values",
     MaskedDiffusion.name: "keeps no keys and values",
-    HiddenStateDrafter.name: "keeps them native",
+    HiddenStateDrafter.name: "keeps its own keys and values native",
 }
 DRAFTER_POLICIES = ("native", "sink-window", "affine", "rotated")
 
@@ -249,9 +249,16 @@ def _open_mtp(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> Loa
     folder = target.folder if spec.in_target else spec.folder
     if folder is None:
         raise ConfigurationError("--drafter mtp needs a target from a folder; give mtp:FOLDER")
-    drafter, files = build_mtp(folder)
-    make_ready_drafter(folder, drafter.network, dtype_of(dtype), spec.quantize)
-    drafter.bind(target.target)
+    try:
+        drafter, files = build_mtp(folder)
+        make_ready_drafter(folder, drafter.network, dtype_of(dtype), spec.quantize)
+        drafter.bind(target.target)
+    except ModelError as error:
+        if not spec.in_target:
+            raise
+        # perhaps chosen by default, so say how to do without it
+        way_out = "give --drafter prompt-lookup or --no-speculation to go on without it"
+        raise type(error)(f"the next-token head of {folder} cannot draft: {error}; {way_out}") from error
     return LoadedDrafter(drafter, card_of(folder, files, drafter.network))
 
 

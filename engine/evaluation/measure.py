@@ -69,8 +69,9 @@ def measure(
     batch: int = 1,
     journal: Journal | None = None,
     watch: Callable[[], str | None] | None = None,
+    restarts: int = RESTARTS,
 ) -> Measured:
-    """Fill the arms; ``watch``, called after every turn, may give a reason to start over `RESTARTS` times."""
+    """Fill the arms; ``watch``, called after every turn, may give a reason for one of the ``restarts``."""
     measured = Measured(restarts=[evidence.Restart(**each) for each in journal.restarts] if journal else [])
     kept = deque(journal.kept if journal else ())
     total = sum(len(run.prompts) for run in runs)
@@ -101,7 +102,7 @@ def measure(
         measured.order.extend((run.arm.name, identifier) for identifier in ids)
 
     while True:
-        reason, watched = None, watch if len(measured.restarts) < RESTARTS else None
+        reason, watched = None, watch if len(measured.restarts) < restarts else None
         for turn in _turns(runs, batch):
             for run, part in turn:
                 add_rows(run, part)
@@ -189,7 +190,10 @@ class Evaluation:
         self.runs.append(ArmRun(arm, prompts, encoded, run, row, phase, batched))
 
     def run(
-        self, warm_up: Callable[[], object] | None = None, watch: Callable[[], str | None] | None = None
+        self,
+        warm_up: Callable[[], object] | None = None,
+        watch: Callable[[], str | None] | None = None,
+        restarts: int = RESTARTS,
     ) -> None:
         first = self.runs[0]
         if self.journal:
@@ -200,7 +204,12 @@ class Evaluation:
         (warm_up or self.warm_up)()
         with self.watch.timing():
             self.measured = measure(
-                self.runs, progress=self.progress, batch=self.batch, journal=self.journal, watch=watch
+                self.runs,
+                progress=self.progress,
+                batch=self.batch,
+                journal=self.journal,
+                watch=watch,
+                restarts=restarts,
             )
 
     @property

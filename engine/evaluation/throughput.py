@@ -40,6 +40,8 @@ class Switches(measure.SetSwitches):
     min_speedup: float = 1.0
     min_stops: float | None = measure.at_least(None, CLAIMED["natural_stops"].lowest, 1)
     ignore_stops: bool = False  # a control arm shows what over-generation does to acceptance and speed
+    # How often a disturbed measurement may start over; a report lists at most 16 restarts.
+    restarts: int = measure.at_least(measure.RESTARTS, 0, 16)
 
     def check(self) -> None:
         super().check()
@@ -86,7 +88,7 @@ def measure_throughput(
 
     rows = [run.samples for run in evaluation.runs]
     disturbed = partial(disturbance, rows[0], rows[len(arms) - 1], rows[len(arms)] if has_steps else [])
-    evaluation.run(warm_up, watch=disturbed if is_timed and reason is None else None)
+    evaluation.run(warm_up, disturbed if is_timed and reason is None else None, switches.restarts)
     if is_timed and switches.claim == "auto":
         reason = reason or busy(evaluation.watch.timed_load) or _unwatched(evaluation) or disturbed()
         if reason:

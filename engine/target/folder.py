@@ -52,7 +52,6 @@ FAULTS = {
     ": (must|is) ": r" \1 ",
     ", got ": ", not ",
 }
-STORED_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes a value, as safetensors calls the types
 PACKED = ("weight", "scales", "biases", "global_scale")  # arrays a packed matrix is stored in
 
 Size = Annotated[int, Strict(), Field(ge=1, lt=LARGEST_SIZE)]
@@ -120,23 +119,6 @@ def tensor_shapes(path: Path, config: Mapping[str, Any], files: list[Path]) -> d
     if found and isinstance(layers, int | float) and layers > len(found):
         raise ModelError(f"{path}: num_hidden_layers is {layers}, the weights hold {len(found)} layers")
     return shapes
-
-
-def stored_bytes(folder: Path, dtype: mx.Dtype | None) -> int:
-    """Bytes of a folder's weights, if those of half precision and above become ``dtype`` (None: as stored).
-
-    0 for a folder without weights.
-    """
-    total = 0
-    for file in weight_files(folder) if folder.is_dir() and folder != Path() else []:
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                first, end = entry["data_offsets"]
-                stored = STORED_FLOATS.get(entry["dtype"])
-                total += (end - first) * dtype.size // stored if dtype and stored else end - first
-    return total
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ a swapped prompt.
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Json, ValidationError
 
 from engine.cache.policy import NATIVE
 from engine.config import Engine, Options, open_engine
+from engine.drafters.mtp import HiddenStateDrafter
 from engine.drafters.registry import KINDS, WITH_LOOKUP
 from engine.errors import ConfigurationError, ModelError
 from engine.evaluation.haystack import GENERATED, Haystack, retrieval_prompts
@@ -25,11 +27,12 @@ from engine.evaluation.measure import encode_all
 from engine.evaluation.prompts import SHIPPED_SETS, Prompt, load_prompts
 from engine.evaluation.recall import reach
 from engine.generate import PENALTIES, ChatSwitches, token_limit
+from engine.networks.mtp import stored_head
 from engine.networks.projector import ProjectorConfig
 from engine.registry import Places, Registry
 from engine.target.folder import identity, read_json, weight_files
 from engine.target.loading import DTYPES, SHIPPED
-from evidence_format.model import SCHEMA_ID, Model, Report, Role
+from evidence_format.model import SCHEMA_ID, Report
 from evidence_format.parse import MAX_BYTES, Unreadable, parse
 from evidence_format.weights import digest
 
@@ -109,7 +112,7 @@ class RunSettings(BaseModel):
 
 
 def find_models(
-    models: Mapping[Role, Model], given: Mapping[str, Path | None], among: Sequence[Path], places: Places
+    report: Report, given: Mapping[str, Path | None], among: Sequence[Path], places: Places
 ) -> tuple[dict[str, Path], dict[str, str]]:
     """Find the folder of every model that a report names; ConfigurationError where there is none.
 
@@ -118,13 +121,17 @@ def find_models(
     """
     found: dict[str, Path] = {}
     differing: dict[str, str] = {}
-    for role, model in models.items():
+    heads = str(report.configuration.get("drafter")).removeprefix(WITH_LOOKUP) == HiddenStateDrafter.name
+    # the target first: its folder may hold the drafter, too
+    for role, model in sorted(report.environment.models.items(), key=lambda each: each[0] != "target"):
+        is_head = heads and role == "drafter"
         folder, claim = given.get(role), f"weights {model.weights_sha256[:12]}…"
         if folder is not None:
-            digests: dict[Path, str | None] = {folder: digest(weight_files(folder))}
+            digests: dict[Path, str | None] = {folder: digest(_files(folder, is_head))}
         else:
             named = (each for each in _kept(places) if each.is_dir() and identity(each) == model.id)
-            digests = {each: _digest(each) for each in (*SHIPPED_FOLDERS, *among, *named)}
+            own = [found["target"]] if is_head and "target" in found else []
+            digests = {each: _digest(each, is_head) for each in (*own, *SHIPPED_FOLDERS, *among, *named)}
         right = [each for each, value in digests.items() if value == model.weights_sha256]
         wrong = [each for each, value in digests.items() if value and (folder or identity(each) == model.id)]
         if right:
@@ -152,10 +159,18 @@ def _kept(places: Places) -> Iterator[Path]:
                 yield from (path for _, path in places.of(source) if path is not None)
 
 
-def _digest(folder: Path) -> str | None:
-    """Digest a folder's weights; None where it holds none."""
+def _files(folder: Path, is_head: bool) -> list[Path]:
+    """A folder's files of weights, or those that hold its next-token head, as the drafter's card has them."""
+    if is_head:
+        with suppress(ModelError):  # an assistant, or no head at all
+            return stored_head(folder).files
+    return weight_files(folder)
+
+
+def _digest(folder: Path, is_head: bool = False) -> str | None:
+    """Digest a folder's weights, see `_files`; None where it holds none."""
     try:
-        return digest(weight_files(folder))
+        return digest(_files(folder, is_head))
     except ModelError:
         return None
 

@@ -83,8 +83,7 @@ def verify(
         rows=sum(len(arm.samples) for arm in report.arms),
     )
     progress(0, 1, "finding models", "")
-    models = report.environment.models
-    folders, differing = inputs.find_models(models, options.folders, options.among, places)
+    folders, differing = inputs.find_models(report, options.folders, options.among, places)
     findings = [finding(role, "models", message) for role, message in differing.items()]
     rows: list[record.ReplayedRow] = []
     notes: list[str] = []

@@ -161,6 +161,19 @@ def test_a_hub_model_is_linked_pinned_and_pulled_again(
     assert [each["name"] for each in listed] == ["demo", "demo-drafter", "qwen-1m"]
 
 
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_names_stay_whole_in_a_narrow_list(
+    engine: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: str
+):
+    name = "a-model-whose-name-is-long"
+    folder = tiny.save_target(tmp_path / ("a-folder-" * 9) / "m", "qwen3")
+    assert engine("model", "add", name, folder)[0] == 0
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = engine("model", "list")[1]
+    assert name in shown.partition("to pull by name")[0]
+    assert "…" not in shown
+
+
 def test_names_are_added_drafted_with_and_removed(engine: Run, home: Path, tmp_path: Path):
     folder = tiny.save_target(tmp_path / "m", "qwen3")
     assert engine("model", "add", "mine", folder)[0] == 0

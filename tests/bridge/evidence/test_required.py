@@ -47,6 +47,15 @@ def both_drafters() -> Document:
     return document
 
 
+def next_token_head(name: str = "mtp") -> Document:
+    """The throughput report of a target's next-token head, behind look-ups where the name says so."""
+    document = reports.throughput()
+    document["arms"][1]["system"]["drafter"] = name
+    for row in document["arms"][1]["samples"]:
+        row["path"] = f"speculative:{name}"
+    return reports.settle(document)
+
+
 def claimed_of_native() -> Document:
     """Recall parity of an arm with native caches, and one with the promised policy that claims nothing."""
     document = reports.kv()
@@ -85,6 +94,12 @@ KEPT: dict[str, tuple[Promise, Callable[[], Document]]] = {
     "probe": (Promise("probe", ("machine",)), reports.probe),
     "parity": (SINGLE, reports.parity),
     "a kind of drafter": (Promise("throughput", drafter="dflash"), both_drafters),
+    "a next-token head": (Promise("throughput", drafter="mtp"), next_token_head),
+    "look-ups and a next-token head": (
+        Promise("throughput", drafter="mtp"),
+        lambda: next_token_head("prompt-lookup+mtp"),
+    ),
+    "a head where any network will do": (Promise("throughput", drafter="any"), next_token_head),
     "a baseline": (Promise("throughput", baseline=True), reports.throughput),
     "a whole policy": (Promise("kv", kv=("sink-window:4,64", "affine")), reports.kv),
     "a switch": (Promise("throughput", configuration={"max_tokens": 96}), reports.throughput),
@@ -104,6 +119,16 @@ BROKEN: dict[str, tuple[Promise, Callable[[], Document], str]] = {
     ),
     "another kind of drafter": (
         Promise("throughput", drafter="masked-diffusion"),
+        reports.throughput,
+        "ENGINE_NEVER_RAN",
+    ),
+    "a head where another drafter is promised": (
+        Promise("throughput", drafter="dflash"),
+        next_token_head,
+        "ENGINE_NEVER_RAN",
+    ),
+    "another drafter than the head": (
+        Promise("throughput", drafter="mtp"),
         reports.throughput,
         "ENGINE_NEVER_RAN",
     ),

@@ -58,6 +58,21 @@ def test_the_name_is_the_kind_and_all_drafts_asked_for_are_made(kind: str, gemma
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_usual_prompt_wait_for_the_first_draft(kind: str, gemma: Any):
+    drafter = make(kind, gemma)
+    rows = mx.zeros((1, 2000, ROWS.shape[-1]))
+    drafter.observe([7] * 2000, rows)
+    assert drafter.nbytes == rows.nbytes  # no keys and values were made of them
+    draft = drafter.propose(11, 3)
+    assert len(draft) == 3
+    assert drafter.nbytes != rows.nbytes
+    drafter.start()
+    for _ in range(3):
+        drafter.observe([7] * 2000, rows)
+    assert 0 < drafter.nbytes < 3 * rows.nbytes  # memory stays bounded
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_drawn_tokens_come_from_q_and_the_seed_repeats_them(kind: str, gemma: Any):
     drafter = make(kind, gemma)
     observe(drafter, 0, 20)
@@ -161,7 +176,7 @@ def test_a_twin_shares_weights_and_nothing_else(kind: str, gemma: Any):
         observe(each, 50, 70)
     assert twin.network is drafter.network
     assert drafts(twin) == drafts(fresh)
-    assert drafter.nbytes == 0  # its own rows still wait
+    assert drafter.nbytes == ROWS[:, :50].nbytes  # its own rows still wait
 
 
 def test_a_drafter_for_another_target_is_refused_by_name(gemma: Any):

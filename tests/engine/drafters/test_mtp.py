@@ -13,6 +13,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from engine.batch_decode import Request, decode_batch
+from engine.config import Options, open_engine
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
 from engine.drafters.mtp import SPARE, AssistantDrafter, HiddenStateDrafter
@@ -153,6 +154,27 @@ def test_head_behind_the_last_layer_is_found_in_a_split_file(tmp_path: Path):
     assert text(target.target, drafter, prompt) == text(target.target, None, prompt, 1)
 
 
+@pytest.mark.parametrize(("place", "fault"), [("split", "lacking"), ("weights", "lacking"), ("split", "cut")])
+def test_broken_head_of_the_targets_folder_is_an_error_with_a_remedy(tmp_path: Path, place: str, fault: str):
+    folder = families.save(tmp_path / "qwen", "qwen3_5")
+    save_head(folder, json.loads((folder / "config.json").read_text()), "mtp.")
+    split = folder / SPLIT_FILE
+    tensors = dict(mx.load(str(split)).items())
+    if fault == "lacking":
+        tensors = {name: value for name, value in tensors.items() if not name.endswith("fc.weight")}
+        mx.eval(tensors)
+    file = split if place == "split" else folder / "model-mtp.safetensors"
+    split.unlink()
+    mx.save_safetensors(str(file), tensors, {"format": "mlx"})
+    if fault == "cut":
+        file.write_bytes(file.read_bytes()[:-1])
+    reason = "the weights lack projection.weight" if fault == "lacking" else "cannot be loaded"
+    for options in (Options(folder), Options(folder, "mtp")):
+        with pytest.raises(ModelError, match=rf"{reason}.*--drafter prompt-lookup or --no-speculation"):
+            open_engine(options)
+    assert open_engine(Options(folder, "prompt-lookup")).drafter is not None
+
+
 def test_refusals_say_what_to_do(target: LoadedTarget, tmp_path: Path):
     plain = tiny.save_target(tmp_path / "plain")
     with pytest.raises(ModelError, match=r"holds no next-token head.*--keep-mtp"):
@@ -161,7 +183,7 @@ def test_refusals_say_what_to_do(target: LoadedTarget, tmp_path: Path):
         open_drafter(f"mtp:{tiny.save_target(tmp_path / 'other', 'qwen3')}", target)
     with pytest.raises(ConfigurationError, match=r"lacks its folder; give mtp:FOLDER"):
         open_drafter("mtp:", target)
-    with pytest.raises(ConfigurationError, match=r"mtp keeps them native; leave it out"):
+    with pytest.raises(ConfigurationError, match=r"mtp keeps its own keys and values native; leave it out"):
         open_drafter("mtp?kv=affine", target)
     with pytest.raises(ModelError, match="for Gemma 4 targets alone"):
         assistant().bind(target.target)
@@ -178,6 +200,15 @@ def test_assistants_folder_says_what_it_is(tmp_path: Path):
     drafter = open_drafter(str(tmp_path), target).drafter
     prompt = prompt_of(20)
     assert text(target.target, drafter, prompt) == text(target.target, None, prompt, 1)
+    assert drafter.forwards > 0
+
+
+def test_first_token_waits_for_nothing_of_the_head():
+    target, drafter = made("gemma3_text")
+    steps = decode(target, drafter, prompt_of(600), max_tokens=8, prefill_chunk=256)
+    next(steps)
+    assert drafter.forwards == 0
+    next(steps)
     assert drafter.forwards > 0
 
 

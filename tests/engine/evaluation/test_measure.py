@@ -117,10 +117,11 @@ def test_a_disturbance_drops_all_rows_also_for_a_later_process(tmp_path: Path):
     assert again.forwards == [2 + 3 + 4 + 5] * 3
 
 
-def test_after_the_last_restart_nothing_is_watched(tmp_path: Path):
+@pytest.mark.parametrize("most", [None, 0, 1])
+def test_after_the_last_restart_nothing_is_watched(most: int | None):
     recorded = Recorded(2)
-    measured = recorded.go(watch=lambda: "busy")
-    assert len(measured.restarts) == RESTARTS
+    measured = recorded.go(watch=lambda: "busy", **({} if most is None else {"restarts": most}))
+    assert len(measured.restarts) == (RESTARTS if most is None else most)
     assert recorded.forwards == [2 + 3] * 3
     assert len(measured.order) == 6
 

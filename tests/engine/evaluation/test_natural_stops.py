@@ -73,6 +73,9 @@ def test_switches_that_make_no_sense_are_refused(folders: tuple[Path, Path], pro
     for share in (0.0, 0.49, 1.01, float("nan")):
         with pytest.raises(ConfigurationError, match=r"--min-stops must lie in \[0.5, 1\]"):
             Switches(min_stops=share).check()
+    for restarts in (-1, 17):
+        with pytest.raises(ConfigurationError, match=r"--restarts must lie in \[0, 16\]"):
+            Switches(restarts=restarts).check()
     alone = open_engine(Options(folders[0], "none"))
     for switches in (Switches(ignore_stops=True), Switches(min_stops=0.9)):
         with pytest.raises(ConfigurationError, match="need a drafter; give --drafter"):

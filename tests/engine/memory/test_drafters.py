@@ -12,10 +12,19 @@ from mlx.utils import tree_flatten
 from engine.cache.policy import NATIVE
 from engine.drafters.base import Drafter
 from engine.drafters.block import BlockDrafter
-from engine.drafters.registry import KINDS, open_drafter
+from engine.drafters.registry import KINDS, drafter_policy, open_drafter, read_spec
 from engine.drafters.with_lookup import WithLookup
-from engine.errors import InputError
-from engine.memory import RunLengths, Unloaded, chunks_of, open_unloaded, open_unloaded_drafter
+from engine.errors import InputError, MachineError
+from engine.memory import (
+    RunLengths,
+    Unloaded,
+    chunks_of,
+    fit,
+    open_unloaded,
+    open_unloaded_drafter,
+    predict,
+    require_memory,
+)
 from engine.networks.dflash import DFlash
 from engine.networks.dflash_config import DFlashConfig
 from engine.target.loading import LoadedTarget, load_target
@@ -25,6 +34,13 @@ from tests.engine.drafters.test_registry import save_diffusion
 
 BLOCK = 8
 CONTEXTS = (1, 64, 255, 511, 513, 1000)
+
+
+@pytest.fixture(autouse=True)
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short prompts have rows that are taken in without a draft."""
+    monkeypatch.setattr(BlockDrafter, "absorb_at", 512)
+    monkeypatch.setattr("engine.drafters.mtp.ABSORB_AT", 512)
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +181,21 @@ def test_a_drafter_of_another_target_or_kind_is_refused(unloaded, folders, tmp_p
         open_unloaded_drafter(str(folder), unloaded)
     with pytest.raises(InputError, match="of the kind dflash"):
         open_unloaded_drafter(f"autoregressive:{folders[1]}", unloaded)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "autoregressive", "mtp"])
+def test_memory_check_counts_what_a_drafter_keeps_of_a_sequence(folders, places, kind: str):
+    def of_drafter(context: int, kv: str = "native") -> int:
+        return fit(folders[0], context=context, drafter=read_spec(places[kind], drafter_policy(kv))).drafter
+
+    [row] = (predicted := predict(open_unloaded(folders[0]), ("native",), (500,), drafter=places[kind]))[
+        "rows"
+    ]
+    assert row["drafter_state_bytes"] > 0
+    assert of_drafter(500) == predicted["drafter"]["weights_bytes"] + row["drafter_state_bytes"]
+    assert of_drafter(500) > of_drafter(20)
+    if kind == "autoregressive":  # --drafter-kv is a way out, so it has to count
+        assert of_drafter(500, "sink-window:4,16") < of_drafter(500)
+    just_too_little = fit(folders[0], context=500, drafter=places[kind], free=0).needed - 1
+    with pytest.raises(MachineError, match=r"does not fit in memory.*drafter"):
+        require_memory(folders[0], context=500, drafter=places[kind], free=just_too_little)

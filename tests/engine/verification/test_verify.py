@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SHORT = ("quality", "--max-tokens", "16", "--block", "4", *PAIR)
 ARM = "ours"
 FIRST = "own-001"
+HEAD = Path(__file__).parents[2] / "data" / "mtp" / "demo"  # a head for the shipped target, by itself
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,25 @@ def test_genuine_report_is_confirmed_by_every_row(genuine: Document, verify: Ver
     assert sum(row["rounds"]["accepted"] for row in replayed) == sum(
         turn["accepted"] for row in genuine["arms"][1]["samples"] for turn in row["rounds"]
     )
+
+
+@pytest.mark.parametrize(
+    "place", ["in the target's folder", pytest.param("in its own", marks=pytest.mark.slow)]
+)
+def test_report_of_a_next_token_head_is_confirmed(verify: Verifier, tmp_path: Path, place: str) -> None:
+    folder = shutil.copytree(SHIPPED_TARGET, tmp_path / "demo-mtp")
+    spec, given = "mtp", ["--model", str(folder)]
+    if place == "in its own":
+        spec = f"mtp:{HEAD}"
+        given += ["--drafter", str(HEAD)]
+    else:
+        shutil.copy(HEAD / "mtp.safetensors", folder)
+    own = forgeries.write_prompts(tmp_path / "prompts.jsonl")
+    words = ("--max-tokens", "8", "--block", "4", "--model", str(folder), "--drafter", spec)
+    document = forgeries.measure(tmp_path / "report.json", "quality", *words, "--prompts", str(own))
+    code, record, said = verify(document, *given, "--sample", "6")
+    assert (code, record["verdict"], record["findings"]) == (0, "confirmed", []), said
+    assert sum(row["rounds"]["replayed"] for row in record["rows"]) > 0
 
 
 @pytest.mark.slow
