@@ -7,7 +7,7 @@ from engine.drafters.registry import ARCHITECTURES
 from engine.errors import InputError
 from engine.memory import EVERY, MemoryFit, fit, open_unloaded, predict, verdict, ways_out
 from engine.model_store import local_models
-from engine.registry import Places, Registry, drafter_facts, is_here, locate, target_facts
+from engine.registry import Places, Registry, drafter_facts, has_head, is_here, locate, target_facts
 from engine.target.folder import read_json, text_part
 
 CONTEXT = 8192  # tokens, where none are asked for
@@ -59,8 +59,10 @@ def has_template(folder: Path) -> bool:
 
 
 def drafters_of(folder: Path) -> list[dict[str, Any]]:
-    """Drafters that fit a target: prompt look-up, the registry's, and those on this machine of its shape."""
+    """Drafters that fit a target: prompt look-up, its own head, those of the registry and of this machine."""
     found: list[dict[str, Any]] = [{"drafter": "prompt-lookup", "here": True}]
+    if has_head(folder):
+        found.append({"drafter": "mtp", "here": True})
     facts, places = target_facts(folder), Places.of_machine()
     for entry in Registry.load().entries:
         if entry.drafter is None or entry.facts.target != facts:

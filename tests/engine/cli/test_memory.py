@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.cli import memory as command
-from engine.cli import run
+from engine.cli import progress, run
 from engine.config import Options, open_engine
 from engine.draft_length import FixedDraftLength
 from engine.evaluation.arms import speculate
@@ -202,7 +202,7 @@ def test_help_explains_itself_with_examples(capsys):
 
 
 def test_a_long_prediction_says_how_far_it_is(capsys, monkeypatch):
-    monkeypatch.setattr(command, "QUIET_S", 0.0)
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
     code, out, err = call(capsys, *TARGET, "--context", "64", "--kv", "native", "--kv", "affine", "--json")
     assert code == 0
     assert len(out.splitlines()) == 1

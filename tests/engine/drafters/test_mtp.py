@@ -157,7 +157,7 @@ def test_head_behind_the_last_layer_is_found_in_a_split_file(tmp_path: Path):
 @pytest.mark.parametrize(("place", "fault"), [("split", "lacking"), ("weights", "lacking"), ("split", "cut")])
 def test_broken_head_of_the_targets_folder_is_an_error_with_a_remedy(tmp_path: Path, place: str, fault: str):
     folder = families.save(tmp_path / "qwen", "qwen3_5")
-    save_head(folder, json.loads((folder / "config.json").read_text()), "mtp.")
+    save_qwen_head(folder)
     split = folder / SPLIT_FILE
     tensors = dict(mx.load(str(split)).items())
     if fault == "lacking":

@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import Options, open_engine
 from engine.drafters.registry import open_drafter
-from engine.errors import ConfigurationError, ModelError, ModelNotHere, UnknownModel
+from engine.errors import ConfigurationError, MachineError, ModelNotHere, UnknownModel
 from engine.registry import CHANNELS, Located, Places, Registry, fetch, locate, variable_of
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, load_target
 from tests.engine.registry.hub import COMMIT, Hub, running_hub
@@ -201,14 +201,14 @@ def test_what_is_in_a_folder_is_not_downloaded(tmp_path: Path):
 def test_what_the_hub_does_not_have_is_an_error_of_the_model(
     known: dict[str, dict[str, bytes]], tmp_path: Path
 ):
-    with running_hub(known) as hub, pytest.raises(ModelError) as caught:
+    with running_hub(known) as hub, pytest.raises(UnknownModel) as caught:
         fetch(PAIR, places(tmp_path, hub))
     missing = "Owner/D" if known else "Owner/M-4B"
-    assert str(caught.value).startswith(f"{missing} cannot be downloaded: ")
+    assert str(caught.value).startswith(f"the hub has no model {missing}; ")
 
 
-def test_a_hub_that_does_not_answer_is_an_error_of_the_model(tmp_path: Path):
-    with pytest.raises(ModelError, match="Owner/M-4B cannot be downloaded: "):
+def test_a_hub_that_does_not_answer_is_an_error_of_the_machine(tmp_path: Path):
+    with pytest.raises(MachineError, match="Owner/M-4B cannot be downloaded: "):
         fetch(PAIR, places(tmp_path))
 
 
