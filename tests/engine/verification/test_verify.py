@@ -74,9 +74,8 @@ def test_genuine_report_is_confirmed_by_every_row(genuine: Document, verify: Ver
     )
 
 
-@pytest.mark.parametrize(
-    "place", ["in the target's folder", pytest.param("in its own", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["in the target's folder", "in its own"])
 def test_report_of_a_next_token_head_is_confirmed(verify: Verifier, tmp_path: Path, place: str) -> None:
     folder = shutil.copytree(SHIPPED_TARGET, tmp_path / "demo-mtp")
     spec, given = "mtp", ["--model", str(folder)]
