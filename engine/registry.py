@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from engine.cache.policy import CODES, KVPolicy, parse_policy
+from engine.cache.policy import KVPolicy, parse_policy
 from engine.cache.transaction import members_of, new_caches
 from engine.draft_length import parse_block
 from engine.drafters.prompt_lookup import PromptLookup
@@ -108,7 +108,7 @@ class PolicyRange:
         return found
 
     def __contains__(self, policy: KVPolicy) -> bool:
-        parts = [re.split("[:,@]", each.spec) for each in (self.low, policy, self.high)]
+        parts = [re.split("[:,/@]", each.spec) for each in (self.low, policy, self.high)]
         return len(parts[0]) == len(parts[1]) and all(
             least == value == most
             or (least.isdigit() and value.isdigit() and int(least) <= int(value) <= int(most))
@@ -686,10 +686,8 @@ def _refuse_pair(target: TargetFacts, drafter: DrafterFacts | None, names: tuple
 def _refuse_misfits(entry: ModelEntry, head_dims: Sequence[int], model: Any = None) -> None:
     """Raise ConfigurationError for a channel that does not fit these heads, or the model, where given."""
     for channel in entry.channels.values():
-        code = CODES.get(channel.policy.kind)
         try:
-            if code is not None:
-                _ = [code.codec(channel.policy.values, dim) for dim in head_dims]
+            _ = [make(dim) for make in channel.policy.codecs for dim in head_dims]
             if model is not None:
                 refuse_policy(model, channel.policy)
         except InputError as error:

@@ -123,5 +123,12 @@ def refuse_policy(model: Any, policy: KVPolicy, option: str = "--kv") -> None:
             model(mx.zeros((1, 1), mx.int32), cache=caches)
     except ConfigurationError as error:
         raise ConfigurationError(f"{option} {policy.spec}: {error}") from None
+    keys, values = policy.sides
+    uneven = [layer for layer in policy.chosen_layers(model) if policy.coded and not caches[layer].is_even]
+    if keys != values and uneven:  # no mean would say how many bits a value are stored
+        raise ConfigurationError(
+            f"{option} {policy.spec}: keys and values of layer {uneven[0]} differ in width; "
+            "give one number for both"
+        )
     if unused := [layer for layer in policy.chosen_layers(model) if caches[layer].empty()]:
         raise ModelError(f"{option} {policy.spec}: {family} does not use the cache of layer {unused[0]}")
