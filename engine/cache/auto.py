@@ -1,6 +1,6 @@
 """`--kv auto:BITS`: how many bits the keys and the values of each layer get, by the errors of their codes.
 
-One text is read with native caches. Each layer's keys, and its values, are then coded in every width:
+A text is read with native caches. Each layer's keys, and its values, are then coded in every width:
 
     error = sum of |x - y|² / sum of |x|²      x as it is, y after the code
 
@@ -11,6 +11,7 @@ that hold alike (window, KV heads, head dimension) share a budget: so a text of 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -21,11 +22,21 @@ from engine.cache.policy import KVPolicy
 from engine.device import read_float
 from evidence_format.policies import AFFINE_BITS, AUTO_GROUP
 
+TEXT = Path(__file__).parent / "auto.txt"  # no text that an evaluation scores
+TOKENS = 512  # of it, at most
 Errors = dict[tuple[int, int], list[float]]  # of a layer's keys (0) or values (1): by `AFFINE_BITS`
 
 
-def measured(policy: KVPolicy, model: Any, tokens: Sequence[int]) -> KVPolicy:
-    """An ``auto`` policy with the bits of each layer, by what the model makes of a text's tokens."""
+def measured(policy: KVPolicy, model: Any, tokenizer: Any) -> KVPolicy:
+    """An ``auto`` policy with the bits of each layer, by what the model makes of `TEXT`; others as they are."""
+    if policy.kind != "auto":
+        return policy
+    tokens = tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:TOKENS]
+    return replace(policy, layer_bits=layer_bits(policy, model, tokens))
+
+
+def layer_bits(policy: KVPolicy, model: Any, tokens: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    """Layer, bits of its keys, bits of its values, by what the model makes of a text."""
     caches = make_prompt_cache(model)
     model(mx.array([list(tokens)]), cache=caches)
     groups: dict[Any, Errors] = {}
@@ -34,13 +45,10 @@ def measured(policy: KVPolicy, model: Any, tokens: Sequence[int]) -> KVPolicy:
         for side, rows in enumerate((cache.keys, cache.values)):  # free rows are zeros, which cost nothing
             alike = getattr(cache, "max_size", None), rows.shape[1], rows.shape[3]
             groups.setdefault(alike, {})[layer, side] = _errors(rows)
-    bits = {
-        unit: most
-        for errors in groups.values()
-        for unit, most in allocate(errors, int(policy.values[0])).items()
-    }
-    layers = tuple((layer, bits[layer, 0], bits[layer, 1]) for layer in policy.chosen_layers(model))
-    return replace(policy, layer_bits=layers)
+    bits: dict[tuple[int, int], int] = {}
+    for errors in groups.values():
+        bits |= allocate(errors, int(policy.values[0]))
+    return tuple((layer, bits[layer, 0], bits[layer, 1]) for layer in policy.chosen_layers(model))
 
 
 def _errors(rows: mx.array) -> list[float]:

@@ -59,11 +59,16 @@ class RestoredKV(KVCache):
 class KVPolicy(policies.PolicySpec):
     """A policy that makes caches; `parse_policy` makes it.
 
-    ``layer_bits`` of ``auto``: layer, bits of its keys, of its values, from `engine.cache.auto`; where nothing
-    was measured, as for a model without weights, all layers have BITS, which are as many bytes.
+    ``layer_bits`` of ``auto``: layer, bits of its keys, of its values, from `engine.cache.auto`. Where
+    nothing was measured, as for a model without weights, all layers have BITS, which are as many bytes.
     """
 
     layer_bits: tuple[tuple[int, int, int], ...] = field(default=(), compare=False)
+
+    @property
+    def bits_text(self) -> str:
+        """``layer_bits`` as reports and JSON lines have them: LAYER:K/V for each layer."""
+        return " ".join(f"{layer}:{keys}/{values}" for layer, keys, values in self.layer_bits)
 
     @property
     def codecs(self) -> tuple[Callable[[int], Codec], ...]:
