@@ -28,7 +28,7 @@ Errors = dict[tuple[int, int], list[float]]  # of a layer's keys (0) or values (
 
 
 def measured(policy: KVPolicy, model: Any, tokenizer: Any) -> KVPolicy:
-    """An ``auto`` policy with the bits of each layer, by what the model makes of `TEXT`; others as they are."""
+    """An ``auto`` policy with each layer's bits, by what the model makes of `TEXT`; others as they are."""
     if policy.kind != "auto":
         return policy
     tokens = tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:TOKENS]
