@@ -3,8 +3,8 @@
     python benchmarks/kv_real.py [--models NAME…] [--limit N] [--chunk N]
 
 The models are those of `make real`, in the folder KAKEYA_REAL [default: ~/.cache/kakeya-mac/real]. For each
-of them ``eval perplexity`` runs under every policy and ``eval acceptance`` under two (speed and bytes; the
-model packed in 4 bits drafts for itself under codes, too). Every report that the gate accepts is stored as
+of them ``eval perplexity`` runs under every policy and ``eval acceptance`` under two (speed, bytes; the model
+packed in 4 bits drafts for itself under codes, too). Every report that the gate accepts is stored as
 ``benchmarks/results/…-MODEL….json``; a rejected one ends the run. What drafters hold, which no report says, is
 stored as ``benchmarks/records/kv-real.json``. `make docs` then writes the tables of docs/kv.md.
 """
