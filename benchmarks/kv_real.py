@@ -3,10 +3,10 @@
     python benchmarks/kv_real.py [--models NAME…] [--limit N] [--chunk N]
 
 The models are those of `make real`, in the folder KAKEYA_REAL [default: ~/.cache/kakeya-mac/real]. For each
-of them ``eval perplexity`` runs under every policy and ``eval acceptance`` under two (speed, bytes; the model
-packed in 4 bits drafts for itself under codes, too). Every report that the gate accepts is stored as
-``benchmarks/results/…-MODEL….json``; a rejected one ends the run. What drafters hold, which no report says, is
-stored as ``benchmarks/records/kv-real.json``. `make docs` then writes the tables of docs/kv.md.
+of them ``eval perplexity`` runs under every policy and ``eval acceptance`` under two: speed and bytes, the
+model packed in 4 bits drafting for itself under codes, too. A report that the gate accepts is stored as
+``benchmarks/results/…-MODEL….json``; a rejected one ends the run. What drafters hold, which no report says,
+goes to ``benchmarks/records/kv-MODEL.json``. `make docs` then writes the tables of docs/kv.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from results_file import BIN, evaluate, write
 
@@ -46,7 +45,6 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=256, help="tokens of one")
     options = parser.parse_args()
     folder = Path(os.environ.get("KAKEYA_REAL", Path.home() / ".cache/kakeya-mac/real")) / "kakeya-models"
-    held: dict[str, Any] = {}
     for name in options.models:
         model = ("--model", str(folder / name))
         drafter = ("--drafter", f"{folder / name}-4bit", "--drafter-kv", DRAFTERS_OWN[-1], "--block", "4")
@@ -70,8 +68,9 @@ def main() -> None:
             *("acceptance", *model, *drafter, "--policies", " ".join(FAST)),
             *("--prompts", "code", "--limit", "2", "--max-tokens", "32"),
         )
-        held[name] = {own: _held((*model, *drafter[:2], "--drafter-kv", own)) for own in DRAFTERS_OWN}
-    print(json.dumps({"stored": str(write("kv-real", {"models": held}))}))
+        held = {own: _held((*model, *drafter[:2], "--drafter-kv", own)) for own in DRAFTERS_OWN}
+        stored = write(f"kv-{name}", {"model": name, "kv": FAST[0], "drafter_kv": held})
+        print(json.dumps({"stored": str(stored)}))
 
 
 def _held(arguments: tuple[str, ...]) -> dict[str, int]:

@@ -87,6 +87,7 @@ rotated4             rotated:4,64           4 bits a value, likewise; what affin
 lattice-d4           lattice:d4,38          points of the lattice D4 as the published codec gives them
 lattice-e8           lattice:e8,38          points of the lattice E8 as the published codec gives them
 lattice-packed       lattice-packed:e8,5    points of the lattice E8 in exactly 5 bits a value
+auto4                auto:4                 4 bits a value on average, more where a layer's codes err most
 """
 
 
