@@ -357,7 +357,7 @@ def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any)
         "drafter": engine.drafter.drafter.name if engine.drafter else None,
         "drafter_settings": engine.drafter.settings if engine.drafter else None,
         "kv": engine.policy.spec,
-        **({"layer_bits": engine.policy.bits_text} if engine.policy.kind == "auto" else {}),
+        **({"layer_bits": engine.policy.bits_text} if engine.policy.layer_bits else {}),
         "quantize": options.quantize,
         "projector": options.projector.name if options.projector else None,
         "prefill_chunk": options.prefill_chunk,
