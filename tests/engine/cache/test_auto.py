@@ -26,6 +26,7 @@ from engine.target.loading import SHIPPED_TARGET
 from engine.target.model import Target
 from evidence_format.policies import AFFINE_BITS
 from tests.engine import batches, families, tiny
+from tests.engine.cache import models
 from tests.engine.memory.measured import run_alone, run_together
 
 TEXT = [9, 8, 7, 6, 5, 11, 12] * 20
@@ -81,12 +82,12 @@ def test_drafts_and_batches_give_the_text_of_plain_decoding():
 
     def tokens(drafter: object, block: int) -> list[int]:
         length = FixedDraftLength(block)
-        steps = decode(target, drafter, prompt, max_tokens=24, draft_length=length, policy=policy)
+        steps = decode(target, drafter, prompt, max_tokens=12, draft_length=length, policy=policy)
         return batches.tokens_of(list(steps))
 
     plain = tokens(None, 1)
     assert tokens(tiny.ScriptedDrafter(prompt + plain, wrong=0.3), 6) == plain
-    requests = [Request(each, 24) for each in (prompt, batches.prompt_of(14))]
+    requests = [Request(each, 12) for each in (prompt, batches.prompt_of(14))]
     together = batches.gather(decode_batch(target, None, requests, policy=policy), 2)
     assert batches.tokens_of(together[0]) == plain
 
@@ -119,3 +120,10 @@ def test_keys_and_values_have_the_bits_of_their_own(head_dim):
 def test_heads_that_cannot_be_rotated_are_refused_by_name(text):
     with pytest.raises(ConfigurationError, match=rf"--kv {text}.*: .*dimension of 72"):
         refuse_policy(families.build("llama", head_dim=72), parse_policy(text))
+
+
+def test_keys_and_values_of_different_widths_take_one_number():
+    model = models.model("kimi_linear")
+    refuse_policy(model, parse_policy("lattice:d4,38@all"))
+    with pytest.raises(ConfigurationError, match="layer 1 differ in width; give one number for both"):
+        refuse_policy(model, parse_policy("lattice:d4,38/10@all"))
