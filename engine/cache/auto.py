@@ -1,11 +1,12 @@
 """`--kv auto:BITS`: how many bits the keys and the values of each layer get, by the errors of their codes.
 
-A text is read with native caches. Each layer's keys, and its values, are then coded in every width:
+A text is read with native caches. In every layer attention is computed again with its keys alone, and with
+its values alone, in each number of bits:
 
-    error = sum of |x - y|² / sum of |x|²      x as it is, y after the code
+    error = sum of |a - b|² / sum of |a|²      a the attention's output as it is, b with the codes
 
 All begin with the fewest bits. The next ones go where a bit takes most off the sum of the errors, while the
-mean stays within BITS; errors fall ever more slowly with bits, so no other choice has a smaller sum. Layers
+mean stays within BITS; as errors fall ever more slowly with bits, no other choice has a smaller sum. Layers
 that hold alike (window, KV heads, head dimension) share a budget: so a text of any length takes BITS a value.
 """
 
@@ -19,7 +20,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.cache.codecs.affine import Rotated
 from engine.cache.policy import KVPolicy
-from engine.device import read_float
+from engine.device import read_float, wait
+from engine.target.attention import replaced_attention
 from evidence_format.policies import AFFINE_BITS, AUTO_GROUP
 
 TEXT = Path(__file__).parent / "auto.txt"  # no text that an evaluation scores
@@ -37,28 +39,31 @@ def measured(policy: KVPolicy, model: Any, tokenizer: Any) -> KVPolicy:
 
 def layer_bits(policy: KVPolicy, model: Any, tokens: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
     """Layer, bits of its keys, bits of its values, by what the model makes of a text."""
-    caches = make_prompt_cache(model)
-    model(mx.array([list(tokens)]), cache=caches)
+    caches, chosen = make_prompt_cache(model), policy.chosen_layers(model)
+    layers = {id(caches[layer]): layer for layer in chosen}
     groups: dict[Any, Errors] = {}
-    for layer in policy.chosen_layers(model):
-        cache = caches[layer]
-        for side, rows in enumerate((cache.keys, cache.values)):  # free rows are zeros, which cost nothing
-            alike = getattr(cache, "max_size", None), rows.shape[1], rows.shape[3]
-            groups.setdefault(alike, {})[layer, side] = _errors(rows)
-    bits: dict[tuple[int, int], int] = {}
+
+    def measuring(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, **rest: Any) -> mx.array:
+        output = plain(queries, keys, values, cache=cache, **rest)
+        if (layer := layers.get(id(cache))) is not None:
+            norm = read_float(mx.square(output.astype(mx.float32)).sum()) or 1.0
+            for side, rows in enumerate((keys, values)):
+                alike = getattr(cache, "max_size", None), rows.shape[1], rows.shape[3]
+                found = groups.setdefault(alike, {})[layer, side] = []
+                for bits in AFFINE_BITS:
+                    codec = Rotated(bits, AUTO_GROUP, rows.shape[3])
+                    coded = codec.decode(codec.encode(rows), rows.dtype)
+                    pair = (keys, coded) if side else (coded, values)
+                    wrong = (plain(queries, *pair, cache=cache, **rest) - output).astype(mx.float32)
+                    found.append(read_float(mx.square(wrong).sum()) / norm)
+        return output
+
+    with replaced_attention(model, measuring) as plain:
+        wait(model(mx.array([list(tokens)]), cache=caches))
+    given: dict[tuple[int, int], int] = {}
     for errors in groups.values():
-        bits |= allocate(errors, int(policy.values[0]))
-    return tuple((layer, bits[layer, 0], bits[layer, 1]) for layer in policy.chosen_layers(model))
-
-
-def _errors(rows: mx.array) -> list[float]:
-    rows = rows.astype(mx.float32)
-    norm = read_float(mx.square(rows).sum()) or 1.0
-    codecs = [Rotated(bits, AUTO_GROUP, rows.shape[-1]) for bits in AFFINE_BITS]
-    return [
-        read_float(mx.square(rows - codec.decode(codec.encode(rows), mx.float32)).sum()) / norm
-        for codec in codecs
-    ]
+        given |= allocate(errors, int(policy.values[0]))
+    return tuple((layer, given[layer, 0], given[layer, 1]) for layer in chosen)
 
 
 def allocate(errors: Errors, bits: int) -> dict[tuple[int, int], int]:
