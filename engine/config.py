@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.cache.auto import measured
 from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.device import fit_threads
 from engine.draft_length import (
@@ -108,6 +109,7 @@ def open_engine(options: Options, context: int | None = None) -> Engine:
     require_memory(model, context=context, drafter=asked, **own)
     target = load_target(model, options.dtype, options.quantize)
     refuse_policy(target.target.model, policy)
+    policy = measured(policy, target.target.model, target.tokenizer)
     restoration = open_restoration(
         policy, target, model=options.model, projector=options.projector, drafter=spec, dtype=options.dtype
     )

@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from engine.cache.policy import CODES, KVPolicy, parse_policy
+from engine.cache.policy import KVPolicy, parse_policy
 from engine.cache.transaction import members_of, new_caches
 from engine.draft_length import parse_block
 from engine.drafters.prompt_lookup import PromptLookup
@@ -88,6 +88,7 @@ rotated4             rotated:4,64           4 bits a value, likewise; what affin
 lattice-d4           lattice:d4,38          points of the lattice D4 as the published codec gives them
 lattice-e8           lattice:e8,38          points of the lattice E8 as the published codec gives them
 lattice-packed       lattice-packed:e8,5    points of the lattice E8 in exactly 5 bits a value
+auto4                auto:4                 4 bits a value on average, more where a layer's codes err most
 """
 
 
@@ -109,7 +110,7 @@ class PolicyRange:
         return found
 
     def __contains__(self, policy: KVPolicy) -> bool:
-        parts = [re.split("[:,@]", each.spec) for each in (self.low, policy, self.high)]
+        parts = [re.split("[:,/@]", each.spec) for each in (self.low, policy, self.high)]
         return len(parts[0]) == len(parts[1]) and all(
             least == value == most
             or (least.isdigit() and value.isdigit() and int(least) <= int(value) <= int(most))
@@ -725,10 +726,8 @@ def _refuse_pair(target: TargetFacts, drafter: DrafterFacts | None, names: tuple
 def _refuse_misfits(entry: ModelEntry, head_dims: Sequence[int], model: Any = None) -> None:
     """Raise ConfigurationError for a channel that does not fit these heads, or the model, where given."""
     for channel in entry.channels.values():
-        code = CODES.get(channel.policy.kind)
         try:
-            if code is not None:
-                _ = [code.codec(channel.policy.values, dim) for dim in head_dims]
+            _ = [make(dim) for make in channel.policy.codecs for dim in head_dims]
             if model is not None:
                 refuse_policy(model, channel.policy)
         except InputError as error:

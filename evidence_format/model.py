@@ -29,7 +29,7 @@ TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{
 # are apart: evaluations decode greedily, and a replay refuses what is said to be drawn.
 _OF_GENERATE = "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty stop"
 _OF_ALL = """
-command model_id quantize dtype drafter drafter_settings projector block kv compiled fused_kernels
+command model_id quantize dtype drafter drafter_settings projector block kv layer_bits compiled fused_kernels
 single_graph prefill_chunk blas_threads resumed prompts limit max_tokens seed chat thinking channel_prefix
 system batch context depths per_depth policies answer_tokens speed_prompts speed_limit ignore_stops
 text chunk piece max_increase loops execute retrieval restarts

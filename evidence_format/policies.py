@@ -8,8 +8,10 @@ affine[:BITS,GROUP]         in mlx's affine code, attention on the codes
 rotated[:BITS,GROUP]        likewise, turned by a Hadamard matrix before
 lattice[:d4|e8,Q]           points of a lattice, equal to the published codec; decoded at every read
 lattice-packed[:d4|e8,BITS] points of a lattice in BITS bits a value; decoded at every read
+auto[:BITS]                 rotated, each layer's keys and values with bits of their own, BITS on average
 restored:SOURCE[:S,W]       positions older than the last W are supplied from SOURCE at prefill
 
+BITS and Q of codes         one number, or K/V: K for keys, V for values, as in rotated:8/4,64
 … @LAYERS                   all, full, sliding, inner:N (not the first and last N), or numbers: 2,5 or 2-6
 """
 
@@ -32,6 +34,7 @@ FULL_KV = "full-kv"
 SOURCES = ("exact", "learned", "zeros", "noise")
 MEANINGFUL = ("exact", "learned")  # sources of which restoration can be claimed; the others are controls
 AFFINE_BITS, GROUPS, LATTICES = (2, 3, 4, 5, 6, 8), (32, 64, 128), ("d4", "e8")
+AUTO_BITS, AUTO_GROUP = range(2, 9), 64
 LARGEST_WINDOW = 2**20
 LONGEST_LAYERS = 400  # characters: every one of a hundred layers by its number fits
 _NUMBER = "(?:0|[1-9][0-9]{0,3})"  # no zeros in front: one way to write a policy
@@ -41,7 +44,7 @@ _BOUND = (("S", range(LARGEST_WINDOW + 1)), ("W", range(1, LARGEST_WINDOW + 1)))
 _AFFINE = (("BITS", AFFINE_BITS), ("GROUP", GROUPS))
 _LATTICE = ("LATTICE", LATTICES)
 
-# kind -> (what is left out after the colon, the layers, what its two values may be)
+# kind -> (what is left out after the colon, the layers, what its values may be)
 KINDS: dict[str, tuple[str, str, tuple[tuple[str, Sequence[object]], ...]]] = {
     "native": ("", "all", ()),
     FULL_KV: ("", "sliding", ()),
@@ -51,11 +54,13 @@ KINDS: dict[str, tuple[str, str, tuple[tuple[str, Sequence[object]], ...]]] = {
     "rotated": ("4,64", "all", _AFFINE),
     "lattice": ("e8,38", "inner:2", (_LATTICE, ("Q", range(1, 1024)))),
     "lattice-packed": ("e8,5", "inner:2", (_LATTICE, ("BITS", range(2, 9)))),
+    "auto": ("4", "inner:2", (("BITS", AUTO_BITS),)),
     "restored": ("4,64", "full", _BOUND),
 }
 # Layers of one kind share a mask in most models: bounds hold for all layers of a kind or for none.
 BOUNDED = {"sliding-bounded": ("sliding",), "sink-window": ("all", "full", "sliding")}
-CODES = frozenset({"affine", "rotated", "lattice", "lattice-packed"})
+CODES = frozenset({"affine", "rotated", "lattice", "lattice-packed", "auto"})
+SIDED = frozenset({"BITS", "Q"})  # values of codes that keys and values may have of their own
 
 
 class PolicyFault(ValueError):
@@ -157,18 +162,49 @@ class PolicySpec:
         return frozenset(n for first, _, last in spans for n in range(int(first), int(last or first) + 1))
 
     @property
+    def sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The values that hold for keys, and those for values; they differ where one is written K/V."""
+        pairs = [(each.partition("/")[0], each.rpartition("/")[2]) for each in self.values]
+        return tuple(first for first, _ in pairs), tuple(last for _, last in pairs)
+
+    @property
     def stored_bits(self) -> tuple[float, float]:
         """The fewest and the most bits that a held value can take, side information included.
 
+        Keys and values with bits of their own are as many, so it is the mean.
+        """
+        (low, high), (other_low, other_high) = self.side_bits
+        return (low + other_low) / 2, (high + other_high) / 2
+
+    @property
+    def most_exact(self) -> tuple[float, float]:
+        """Bits a value of keys, and of values, at which a code of the policy errs least."""
+        if self.kind == "auto":
+            return (AFFINE_BITS[-1] + 32 / GROUPS[0],) * 2
+        (keys, _), (values, _) = self.side_bits
+        return keys, values
+
+    @property
+    def side_bits(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The fewest and the most bits that a held key can take, and a held value.
+
+        auto: BITS, or less by what no layer can use, with scales and biases as `rotated`.
         affine, rotated: B for the value, and a scale and a bias of 16 bits for 32 values to a group.
         lattice-packed: B, and two scalars of 16 bits a vector of 8 to 4096 values.
         lattice: what tells 2 q + 1 levels of a lattice apart (D4 has half a point a unit, so a quarter of a
         bit less), up to 16 bits and the two scalars.
         Others hold plain numbers of 16 or 32 bits.
         """
+        keys, values = self.sides
+        return self._bits(keys), self._bits(values)
+
+    def _bits(self, values: Sequence[str]) -> tuple[float, float]:
         if not self.coded:
             return 16.0, 32.0
-        first, number = self.values[0], int(self.values[1])
+        if self.kind == "auto":
+            bits = int(values[0])
+            return max(each for each in AFFINE_BITS if each <= bits) + 32 / AUTO_GROUP, bits + 32 / GROUPS[0]
+        first, number = values[0], int(values[1])
         if self.kind == "lattice":
             return math.log2(2 * number) - 0.25, 16 + 32 / 8
         if self.kind == "lattice-packed":
@@ -217,21 +253,31 @@ def parse_policy(text: str) -> PolicySpec:
         raise PolicyFault(
             f"{layers!r} names no layers; give all, full, sliding, inner:N, or numbers such as 2,5 or 2-6"
         )
-    shortest = tuple(str(int(value)) if value.isdigit() else value for value in values)
-    return PolicySpec(kind, shortest, layers if at else everywhere, source)
+    return PolicySpec(kind, tuple(map(_shortest, values)), layers if at else everywhere, source)
+
+
+def _shortest(value: str) -> str:
+    parts = [str(int(part)) if part.isdigit() else part for part in value.split("/")]
+    return "/".join(dict.fromkeys(parts))
 
 
 def _problem(values: Sequence[str], allowed: Sequence[tuple[str, Sequence[object]]]) -> str | None:
     """What is wrong with the values of a kind, or None."""
     if len(values) != len(allowed):
-        return "it takes two values"
+        return f"it takes {'two values' if len(allowed) == 2 else 'one value'}"
     for value, (name, among) in zip(values, allowed, strict=True):
         if among is LATTICES:
             if value not in LATTICES:
                 return f"{value!r} is no lattice; there are {', '.join(LATTICES)}"
-        elif not re.fullmatch("[0-9]{1,7}", value):
-            return f"{value!r} is no whole number"
-        elif int(value) not in among:
-            choice = f"{among[0]} to {among[-1]}" if isinstance(among, range) else ", ".join(map(str, among))
-            return f"{name} must be one of {choice}, not {int(value)}"
+            continue
+        parts = value.split("/") if name in SIDED and len(allowed) == 2 else [value]
+        if len(parts) > 2:
+            return f"{value!r} is neither a number nor two, of keys and of values"
+        for part in parts:
+            if not re.fullmatch("[0-9]{1,7}", part):
+                return f"{part!r} is no whole number"
+            if int(part) not in among:
+                is_range = isinstance(among, range)
+                choice = f"{among[0]} to {among[-1]}" if is_range else ", ".join(map(str, among))
+                return f"{name} must be one of {choice}, not {int(part)}"
     return None

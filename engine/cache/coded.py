@@ -14,17 +14,19 @@ from mlx_lm.models.cache import _BaseCache
 from engine.cache.codecs.base import Codec, CodedRows, Parts
 from engine.cache.ring import Mask
 
-MakeCodec = Callable[[int], Codec]
+MakeCodec = Callable[[int], Codec]  # from a head dimension; ConfigurationError where it has no code
 
 
 class CodedKV(_BaseCache):
     """Cache of one attention layer whose rows are stored in a code."""
 
-    def __init__(self, code: str, make: MakeCodec, stores: Sequence[Any], *, attended: bool) -> None:
+    def __init__(
+        self, code: str, make: Sequence[MakeCodec], stores: Sequence[Any], *, attended: bool
+    ) -> None:
         self.code = code  # codes of one name are the same
         self.stores = list(stores)  # plain caches of one kind, one for each array of the code
         self.attended = attended  # attention reads the codes, not a decoded copy
-        self._make = make  # from a head dimension; ConfigurationError where there is no code for it
+        self._make = make  # the codes of keys and of values
         self._codecs: tuple[Codec, Codec] | None = None  # of keys and of values, once their widths are known
         self._dtype = mx.float32
 
@@ -42,6 +44,11 @@ class CodedKV(_BaseCache):
         return self.stores[0].offset
 
     @property
+    def is_even(self) -> bool:
+        """Whether a key has as many values as a value, by what was stored."""
+        return len({codec.dim for codec in self._codecs or ()}) < 2
+
+    @property
     def dims(self) -> int:
         """Values of a position and head, keys and values together; 0 while nothing is stored."""
         return sum(codec.dim for codec in self._codecs or ())
@@ -49,7 +56,8 @@ class CodedKV(_BaseCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append rows [B, KV heads, N, D], values with a D of their own; return arrays, or `CodedRows`."""
         if self._codecs is None:
-            self._codecs = self._make(keys.shape[-1]), self._make(values.shape[-1])
+            make_k, make_v = self._make
+            self._codecs = make_k(keys.shape[-1]), make_v(values.shape[-1])
         codec_k, codec_v = self._codecs
         self._dtype = keys.dtype
         pairs = zip(self.stores, codec_k.encode(keys), codec_v.encode(values), strict=True)

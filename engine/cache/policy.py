@@ -5,7 +5,7 @@ sees. Recurrent layers keep their state under every policy.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ CODES = {
     "rotated": Code(lambda v, dim: Rotated(int(v[0]), int(v[1]), dim), Rotated.parts, attended=True),
     "lattice": Code(lambda v, dim: LatticeCompat(v[0], int(v[1]), dim), LatticeCompat.parts),
     "lattice-packed": Code(lambda v, dim: LatticePacked(v[0], int(v[1]), dim), LatticePacked.parts),
+    "auto": Code(lambda v, dim: Rotated(int(v[0]), policies.AUTO_GROUP, dim), Rotated.parts, attended=True),
 }
 
 
@@ -54,8 +55,26 @@ class RestoredKV(KVCache):
         self.replaced += stop - start
 
 
+@dataclass(frozen=True)
 class KVPolicy(policies.PolicySpec):
-    """A policy that makes caches; `parse_policy` makes it."""
+    """A policy that makes caches; `parse_policy` makes it.
+
+    ``layer_bits`` of ``auto``: layer, bits of its keys, of its values, from `engine.cache.auto`. Where
+    nothing was measured, as for a model without weights, all layers have BITS, which are as many bytes.
+    """
+
+    layer_bits: tuple[tuple[int, int, int], ...] = field(default=(), compare=False)
+
+    @property
+    def bits_text(self) -> str:
+        """``layer_bits`` as reports and JSON lines have them: LAYER:K/V for each layer."""
+        return " ".join(f"{layer}:{keys}/{values}" for layer, keys, values in self.layer_bits)
+
+    @property
+    def codecs(self) -> tuple[Callable[[int], Codec], ...]:
+        """What makes the codes of keys and of values from a head dimension; none where nothing is coded."""
+        code = CODES.get(self.kind)
+        return tuple(partial(code.codec, values) for values in self.sides) if code else ()
 
     @property
     def attended(self) -> bool:
@@ -64,8 +83,9 @@ class KVPolicy(policies.PolicySpec):
     def new_caches(self, model: Any, headroom: int) -> list[Any]:
         """See `engine.cache.transaction.new_caches`; ConfigurationError where it applies to no such layer."""
         caches = _native(model, headroom)
+        own = {layer: _rotated(keys, values) for layer, keys, values in self.layer_bits}
         for layer in self._chosen(caches):
-            caches[layer] = self._kept(caches[layer], headroom)
+            caches[layer] = own.get(layer, self)._kept(caches[layer], headroom)
         return caches
 
     def chosen_layers(self, model: Any) -> list[int]:
@@ -98,7 +118,7 @@ class KVPolicy(policies.PolicySpec):
     def _kept(self, cache: Any, headroom: int) -> Any:
         if code := CODES.get(self.kind):
             stores = [_like(cache) for _ in range(code.parts)]
-            return CodedKV(self.spec, partial(code.codec, self.values), stores, attended=code.attended)
+            return CodedKV(self.spec, self.codecs, stores, attended=code.attended)
         if self.kind == policies.FULL_KV:
             return WindowedKV(cache.window, cache.sink)
         if self.source is not None:
@@ -106,6 +126,10 @@ class KVPolicy(policies.PolicySpec):
         if type(cache) is SlidingRing and cache.window <= self.window:
             return cache
         return SlidingRing(self.window, headroom, self.sink)
+
+
+def _rotated(keys: int, values: int) -> KVPolicy:
+    return parse_policy(f"rotated:{keys}/{values},{policies.AUTO_GROUP}")
 
 
 NATIVE = KVPolicy()

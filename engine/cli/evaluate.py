@@ -230,6 +230,7 @@ def perplexity(as_json: bool, report_path: Path | None, **values: Any) -> None:
     \b
     Examples:
       kakeya_engine eval perplexity --kv lattice-packed:e8,4
+      kakeya_engine eval perplexity --kv auto:4
       kakeya_engine eval perplexity --kv rotated:4,64 --max-increase 0.05 --report perplexity.json
       kakeya_engine eval perplexity --model ~/models/qwen3-4b --quantize 4 --text wikitext.txt --limit 20
     """  # noqa: D301 - click wants the character itself

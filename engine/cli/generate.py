@@ -90,11 +90,11 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
         return
     if not as_json:
         click.echo(_summary(step.outcome), err=True)
-    figures = _figures(step.outcome, len(tokens), engine.policy.spec)
+    figures = _figures(step.outcome, len(tokens), engine.policy)
     click.echo(json.dumps(figures | ({"report": str(path)} if path else {})))
 
 
-def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
+def _figures(outcome: Any, prompt_tokens: int, policy: Any) -> dict[str, Any]:
     same = ("decode_tokens_per_s", "verify_rounds", "acceptance_length")
     return {
         "text": outcome.text,
@@ -107,7 +107,8 @@ def _figures(outcome: Any, prompt_tokens: int, kv: str) -> dict[str, Any]:
         "resident_bytes": outcome.resident_bytes + outcome.drafter_resident_bytes,
         "drafter_resident_bytes": outcome.drafter_resident_bytes,
         "path": outcome.path,
-        "kv": kv,
+        "kv": policy.spec,
+        **({"layer_bits": policy.bits_text} if policy.layer_bits else {}),
         "restored_positions": outcome.restored,
     }
 

@@ -61,7 +61,8 @@ kv_option = option(
     "--kv",
     "Which keys and values are kept, and how: native, full-kv, "
     "sliding-bounded[:S,W], sink-window[:S,W], affine[:BITS,GROUP], rotated[:BITS,GROUP], "
-    "lattice[:d4|e8,Q], lattice-packed[:d4|e8,BITS], restored:exact|learned|zeros|noise[:S,W]; "
+    "lattice[:d4|e8,Q], lattice-packed[:d4|e8,BITS], auto[:BITS], "
+    "restored:exact|learned|zeros|noise[:S,W]; BITS or Q may be K/V, of keys and of values (rotated:8/4,64); "
     "then perhaps @all, @full, @sliding, @inner:N or @2,5.",
     "native",
     metavar="POLICY",

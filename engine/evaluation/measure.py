@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, cast
 
+from engine.cache.auto import measured
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.config import Engine
 from engine.device import Runtime, threads
@@ -300,7 +301,7 @@ def under(engine: Engine, policy: KVPolicy) -> Engine:
     """The same engine under another policy, refused where it does not fit the model or lacks a projector."""
     model, options = engine.target.target.model, engine.options
     refuse_policy(model, policy)
-    policy.chosen_layers(model)
+    policy = measured(policy, model, engine.target.tokenizer)
     restoration = open_restoration(
         policy,
         engine.target,
@@ -365,6 +366,7 @@ def configuration(engine: Engine, runtime: Runtime, command: str, switches: Any)
         "drafter": engine.drafter.drafter.name if engine.drafter else None,
         "drafter_settings": engine.drafter.settings if engine.drafter else None,
         "kv": engine.policy.spec,
+        **({"layer_bits": engine.policy.bits_text} if engine.policy.layer_bits else {}),
         "quantize": options.quantize,
         "projector": options.projector.name if options.projector else None,
         "prefill_chunk": options.prefill_chunk,

@@ -200,6 +200,8 @@ class ExternalEngine:
         if policy == NATIVE:
             return None
         refuse_policy(self._model, policy)
+        if policy.kind == "auto":
+            return "the bits of each layer are measured for our own loop alone"
         if policy.source is not None:
             return "old positions are restored by our own prefill, which the engine does not run"
         if self.strategy == OWN_CACHES:

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx import nn
 
 from engine.cache.codecs.base import Codec
-from engine.cache.policy import CODES, NATIVE, KVPolicy
+from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.ring import widened
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.rotary import Angles, Rotary
@@ -34,31 +34,32 @@ class LayerContext:
 
     step = 256
 
-    def __init__(self, keep: int | None, sink: int = 0, codec: Codec | None = None) -> None:
-        self.keep, self.sink, self._codec = keep, sink, codec
+    def __init__(self, keep: int | None, sink: int = 0, codecs: Sequence[Codec] = ()) -> None:
+        self.keep, self.sink = keep, sink
+        self._codecs = codecs  # of keys and of values, or none
         self.length = 0  # committed rows in the buffers
         self.buffers: list[mx.array] = []  # keys and values, or the parts of their codes
 
     def extend(self, keys: mx.array, values: mx.array, new: int) -> tuple[mx.array, mx.array, int]:
         """Append rows [1, KV heads, new + block, head dim]; return all to attend to, of them the context."""
-        codec = self._codec
-        if codec is None:
+        if not self._codecs:
             self._write([keys, values])
             ahead = keys.shape[2] - new
             self.length += new
             seen_k, seen_v = (self._visible(buffer, ahead) for buffer in self.buffers)
         else:
             if new:
-                committed = (keys[..., :new, :], values[..., :new, :])
-                self._write([part for rows in committed for part in codec.encode(rows)])
+                pairs = zip(self._codecs, (keys, values), strict=True)
+                self._write([part for codec, rows in pairs for part in codec.encode(rows[..., :new, :])])
                 self.length += new
             parts = [self._visible(buffer, 0) for buffer in self.buffers]
-            halves = (parts[: codec.parts], parts[codec.parts :])
+            count = self._codecs[0].parts
+            halves = (parts[:count], parts[count:])
             seen_k, seen_v = (
                 mx.concatenate([codec.decode(tuple(half), rows.dtype), rows[..., new:, :]], axis=2)
                 if half
                 else rows
-                for half, rows in zip(halves, (keys, values), strict=True)
+                for codec, half, rows in zip(self._codecs, halves, (keys, values), strict=True)
             )
         return seen_k, seen_v, min(self.length, self._most)
 
@@ -122,7 +123,7 @@ class Context:
 
     def __init__(self, config: DFlashConfig, policy: KVPolicy = NATIVE) -> None:
         """A policy with a window bounds full layers, and narrows sliding ones without a sink."""
-        code = CODES[policy.kind].codec(policy.values, config.head_dim) if policy.coded else None
+        codecs = [make(config.head_dim) for make in policy.codecs]
         self.layers = []
         for layer in range(config.num_hidden_layers):
             keep, sink = config.window(layer), 0
@@ -130,7 +131,7 @@ class Context:
                 keep -= 1
             if policy.bound is not None:
                 keep, sink = (policy.window, policy.sink) if keep is None else (min(keep, policy.window), 0)
-            self.layers.append(LayerContext(keep, sink, code))
+            self.layers.append(LayerContext(keep, sink, codecs))
         self.offset = 0  # committed positions seen so far = absolute position of the next context row
 
     def rewind(self, count: int) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
+from engine.cache.auto import measured
 from engine.cache.policy import KVPolicy
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
@@ -206,6 +207,11 @@ class LoadedModel:
         """Requests may spell out any number of policies."""
         return lru_cache(256)(partial(refuse_policy, self.target.target.model))
 
+    @cached_property
+    def _measured(self) -> Callable[[KVPolicy], KVPolicy]:
+        own = {"model": self.target.target.model, "tokenizer": self.target.tokenizer}
+        return lru_cache(256)(partial(measured, **own))
+
     def why_off(self, request: DecodeRequest) -> str | None:
         if request.drafter == "none":
             return "the request asked for no drafter"
@@ -220,7 +226,8 @@ class LoadedModel:
         loaded = self.drafter(request.drafter)
         drafter = loaded.drafter.twin() if loaded else None
         headroom = 2 * drafter.block_size if drafter else 1
-        session = Session(self.target.target, drafter, headroom=headroom, policy=request.channel.policy)
+        policy = self._measured(request.channel.policy)
+        session = Session(self.target.target, drafter, headroom=headroom, policy=policy)
         return CachedSession(
             self.key(request), session, _adaptive(drafter) if drafter else FixedDraftLength(1)
         )

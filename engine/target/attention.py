@@ -10,8 +10,8 @@ Modules without that name cannot read codes; nor can models that look into keys 
 """
 
 import sys
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +46,20 @@ class CodedAttention:
                 del _USERS[module.__name__]
                 setattr(module, NAME, _MLX_LM)
         self._modules = []
+
+
+@contextmanager
+def replaced_attention(model: Any, function: Callable[..., mx.array]) -> Iterator[Callable[..., mx.array]]:
+    """Let a model's attention call a function of `attention`'s arguments; yields what it called before."""
+    modules = _attending(model)
+    before = [getattr(module, NAME) for module in modules]
+    try:
+        for module in modules:
+            setattr(module, NAME, function)
+        yield _MLX_LM
+    finally:
+        for module, own in zip(modules, before, strict=True):
+            setattr(module, NAME, own)
 
 
 def attention(  # noqa: PLR0917 - the order is mlx-lm's
@@ -123,5 +137,12 @@ def refuse_policy(model: Any, policy: KVPolicy, option: str = "--kv") -> None:
             model(mx.zeros((1, 1), mx.int32), cache=caches)
     except ConfigurationError as error:
         raise ConfigurationError(f"{option} {policy.spec}: {error}") from None
+    keys, values = policy.sides
+    uneven = [layer for layer in policy.chosen_layers(model) if policy.coded and not caches[layer].is_even]
+    if keys != values and uneven:  # no mean would say how many bits a value are stored
+        raise ConfigurationError(
+            f"{option} {policy.spec}: keys and values of layer {uneven[0]} differ in width; "
+            "give one number for both"
+        )
     if unused := [layer for layer in policy.chosen_layers(model) if caches[layer].empty()]:
         raise ModelError(f"{option} {policy.spec}: {family} does not use the cache of layer {unused[0]}")

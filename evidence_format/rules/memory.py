@@ -81,13 +81,15 @@ def _row_problems(case: Case, sample: Sample, policy: PolicySpec, window: int | 
         return
     fewest, widest = policy.stored_bits
     bits, layers, coded = 8 * use.bytes / use.values, len(use.layers), sample.cache.classes.get(CODED, 0)
-    exact, distortions = LEAST_DISTORTION * 2 ** (-2 * fewest), (use.key_distortion, use.value_distortion)
-    too_exact = policy.coded and any(each is not None and each < exact for each in distortions)
+    distortions = use.key_distortion, use.value_distortion
+    exact = [LEAST_DISTORTION * 2 ** (-2 * bits) for bits in policy.most_exact]
+    pairs = zip(distortions, exact, strict=True)
+    too_exact = policy.coded and any(said is not None and said < least for said, least in pairs)
     # Each layer's bytes may have been rounded down.
     fits = 8 * (use.bytes + layers) >= fewest * use.values and bits <= widest * (1 + 1e-9)
     larger = sample.cache.measured and use.bytes > resident
     yield from faults(
-        (too_exact, f"cannot distort so little as {distortions}, under {exact:.3g}"),
+        (too_exact, f"cannot distort so little as {distortions}, under {exact[0]:.3g}, {exact[1]:.3g}"),
         (policy.numbers not in (None, set(use.layers)), f"names other layers than the {layers} of kv.layers"),
         (policy.coded and coded != layers, f"has {coded} caches of codes for {layers} layers in kv.layers"),
         (not fits, f"stores {fewest:.4g} to {widest:.4g} bits a value, not {bits:.4g}"),

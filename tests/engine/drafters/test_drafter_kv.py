@@ -31,7 +31,14 @@ from tests.engine import families, tiny
 from tests.engine.identity import tokens_of
 from tests.engine.random_drafters import Helped
 
-POLICIES = ("sink-window:0,20", "sink-window:3,20", "affine:8,32", "affine:4,64", "rotated:4,32")
+POLICIES = (
+    "sink-window:0,20",
+    "sink-window:3,20",
+    "affine:8,32",
+    "affine:4,64",
+    "rotated:4,32",
+    "rotated:8/4,32",
+)
 ROWS = mx.random.normal((1, 900, 96), key=mx.random.key(3))
 
 

@@ -30,6 +30,8 @@ POLICIES = (
     "lattice:e8,38@inner:1",
     "lattice:d4,152@sliding",
     "lattice-packed:e8,5@all",
+    "rotated:8/4,32@full",
+    "auto:5@inner:1",
     "restored:exact:4,40",
     "restored:noise:0,8",
 )

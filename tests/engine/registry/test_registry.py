@@ -453,7 +453,7 @@ def test_a_folder_makes_a_registry_of_its_own(folders: tuple[Path, Path]):
     assert (entry.target, entry.drafter) == (at(folders[0]), at(f"prompt-lookup+{folders[1]}"))
     assert (entry.lookups, entry.block, entry.context) == (False, "6", 100)
     # Heads of 8 values cannot be quantized in groups, and the windows of this model are 8 positions anyway.
-    assert list(entry.channels) == [n for n in CHANNELS if not n.startswith(("affine", "rotated"))]
+    assert list(entry.channels) == [n for n in CHANNELS if not n.startswith(("affine", "rotated", "auto"))]
     assert registry.resolve("target@lattice-e8")[1] is CHANNELS["lattice-e8"]
 
 

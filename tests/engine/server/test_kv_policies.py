@@ -23,7 +23,7 @@ kv = "lattice:e8,152@inner:1"
 [requests]
 kv = [
   "lattice:e8,8..64@inner:0..4", "affine:4..8,32..128", "affine:8,64@0..40", "sink-window:0..8,64..512",
-  "full-kv",
+  "full-kv", "auto:3..5",
 ]
 [models.demo]
 summary = "the shipped pair"
@@ -71,6 +71,7 @@ def provenance(raw_server: RawServer, **fields: Any) -> dict[str, Any]:
         ({"model": "demo@lattice:e8,64@inner:4"}, "lattice:e8,64@inner:4", 1),
         ({"kv_channel": "sink-window:4,512"}, "sink-window:4,512@all", 0),
         ({"kv_channel": "full-kv"}, "full-kv", 0),
+        ({"kv_channel": "auto:3"}, "auto:3@inner:2", 5),
         ({"model": "demo@full-kv"}, "full-kv", 0),
     ],
 )
@@ -96,6 +97,8 @@ def test_a_channel_of_the_registry_file_is_used(served: RawServer):
         ("lattice:d4,10", ["lattice:d4,10@inner:2"]),
         ("lattice:e9,10", ["lattice:e9,10", "d4"]),
         ("affine:7,64", ["affine:7,64"]),
+        ("affine:8/4,64", ["affine:8/4,64@all"]),
+        ("auto:6", ["auto:6@inner:2"]),
         ("affine:8,64@20", ["affine:8,64@20"]),  # a layer that the model does not have
         ("restored:exact", ["restored:exact"]),
         ("native:1", ["native:1"]),

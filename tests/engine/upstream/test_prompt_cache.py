@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import unittest
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -45,7 +44,7 @@ def coded(spec: str) -> Callable[..., CodedKV]:
 
     def make(*_: Any, **__: Any) -> CodedKV:
         stores = [KVCache() for _ in range(code.parts)]
-        return CodedKV(spec, partial(code.codec, policy.values), stores, attended=code.attended)
+        return CodedKV(spec, policy.codecs, stores, attended=code.attended)
 
     return make
 

@@ -217,6 +217,9 @@ RULES = Rules(
                 lattice("lattice-packed:e8,5", 60_000),
                 lattice("lattice-packed:e8,5", 120_000),
                 lattice("lattice:e8,38", 70_000),
+                lattice("auto:5", 80_000),
+                lattice("rotated:8/4,64@inner:2", 90_000),
+                chain(lattice("rotated:8/4,64@inner:2", 81_250), used(CODED, value_distortion=2e-4)),
             )
         ],
     ],
@@ -226,6 +229,8 @@ RULES = Rules(
         ("kv", lattice("lattice-packed:e8,5", 65_625)),
         ("kv", chain(lattice("lattice-packed:d4,2@inner:40", 27_000), used(CODED, key_distortion=0.02))),
         ("kv", lattice("lattice:e8,38", 103_125)),
+        ("kv", chain(lattice("auto:5", 68_750), used(CODED, key_distortion=1e-5))),
+        ("kv", chain(lattice("rotated:8/4,64@inner:2", 81_250), used(CODED, key_distortion=1e-5))),
         ("kv", lattice("lattice:d4,127@2-6", 103_125)),
         ("kv", rows_cut),
         ("kv", used(BOUNDED, key_distortion=0.0)),
