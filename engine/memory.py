@@ -47,6 +47,7 @@ from engine.target.folder import (
     context_length,
     read_json,
     require_folder,
+    tensor_shapes,
     text_part,
     weight_files,
 )
@@ -414,6 +415,7 @@ def _network(
 ) -> Any:
     """A drafter's network, packed as its configuration says, in the type its weights would be loaded in."""
     folder = asked.folder
+    tensor_shapes(folder, config, _files_of(folder))  # refuses more layers than the files hold
     network = opened(folder, "config.json", build)
     _pack(folder / "config.json", network, config.get("quantization"))
     files: Iterator[Any] = (mx.load(str(file)) for file in _files_of(folder))
