@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from engine.batch_decode import Request, decode_batch
+from engine.cache import auto
 from engine.cache.auto import allocate, layer_bits
 from engine.cache.policy import KVPolicy, parse_policy
 from engine.cache.stats import kv_use
@@ -92,7 +93,8 @@ def test_drafts_and_batches_give_the_text_of_plain_decoding():
     assert batches.tokens_of(together[0]) == plain
 
 
-def test_an_engine_measures_its_model_and_says_the_bits(capsys):
+def test_an_engine_measures_its_model_and_says_the_bits(capsys, monkeypatch):
+    monkeypatch.setattr(auto, "TOKENS", 32)  # as much is quick
     engine = open_engine(Options(drafter="none", kv="auto:3@inner:1"))
     outcome = speculate(engine, batches.prompt_of(30), 2, FixedDraftLength(1))
     predicted = held_by(engine.target.target, parse_policy("auto:3@inner:1"), RunLengths(30))
