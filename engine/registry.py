@@ -582,9 +582,9 @@ def download(hub: str, revision: str | None, places: Places) -> Path:
 @contextmanager
 def network_errors(source: str) -> Iterator[None]:
     """Turn what the hub's library raises into errors that say what to do."""
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError, of its HTTP library
         GatedRepoError,
-        HTTPError,  # type: ignore[attr-defined]  # that of the HTTP library it was installed with
+        HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
