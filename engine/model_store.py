@@ -21,6 +21,8 @@ from typing import Any
 from mlx_lm.utils import load_model, load_tokenizer, save
 
 from engine.child import run_on_stderr
+from engine.drafters.autoregressive import Autoregressive
+from engine.drafters.registry import kind_of
 from engine.errors import (
     ConfigurationError,
     MachineError,
@@ -120,11 +122,11 @@ def local_models() -> list[LocalModel]:
         if not folder.name.startswith(".") and (folder.is_dir() or folder.is_symlink()):
             where = "folder" if not folder.is_symlink() else "link" if folder.is_dir() else "broken link"
             found.append(LocalModel(folder.name, folder, where))
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repositories = scan_cache_dir().repos
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return found
     linked = {each.folder.resolve() for each in found}
@@ -161,9 +163,8 @@ def add(name: str, folder: Path) -> LocalModel:
     """Give a folder of this machine a name: a link in the models' folder."""
     check_name(name)
     weight_files(folder)
-    config = read_json(folder / "config.json")
-    if "model_type" in config and "dflash_config" not in config:
-        check_config(folder / "config.json", config)
+    if kind_of(folder) == Autoregressive.name:  # a language model; drafters of other kinds are not mlx-lm's
+        check_config(folder / "config.json", read_json(folder / "config.json"))
     with machine_errors(models_folder()):
         models_folder().mkdir(parents=True, exist_ok=True)
         (models_folder() / name).symlink_to(folder.absolute(), target_is_directory=True)
