@@ -250,8 +250,8 @@ def pull(text: str, options: SaveOptions, registry: Registry) -> list[LocalModel
     found = [_named(target, text, options)]
     if entry.drafter is not None and entry.drafter.folder:
         folder = next(each for _, each in places.of(entry.drafter) if each is not None)
-        # Presets of a runner look for the drafter of NAME as NAME-dflash.
-        found.append(_linked(folder, found[0].name + entry.drafter.folder.removeprefix(text)))
+        # Presets of a runner look for the drafter of NAME as NAME-dflash, whatever its kind.
+        found.append(_linked(folder, f"{found[0].name}-dflash"))
     return found
 
 
