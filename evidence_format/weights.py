@@ -48,13 +48,18 @@ def faults(folder: Path) -> list[str]:
 def weight_faults(folder: Path) -> list[str]:
     """What of a folder's weights is missing or broken, one sentence each."""
     try:
-        files = weight_files(folder)
-        found = _index_faults(folder, {path.name for path in files})
+        return missing_weights(folder) + [
+            f"{path} {fault}" for path in weight_files(folder) if (fault := _fault(path)) is not None
+        ]
     except OSError as error:
         return [f"{folder} cannot be read: {error.strerror or error}"]
-    if not files and not found:
-        found.append(f"{folder} holds no model*.safetensors")
-    return found + [f"{path} {fault}" for path in files if (fault := _fault(path)) is not None]
+
+
+def missing_weights(folder: Path) -> list[str]:
+    """Which files of a folder's weights are not there, one sentence each; no file is opened but the index."""
+    files = {path.name for path in weight_files(folder)}
+    found = _index_faults(folder, files)
+    return found or ([] if files else [f"{folder} holds no model*.safetensors"])
 
 
 def digest(files: Sequence[Path]) -> str:

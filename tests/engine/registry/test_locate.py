@@ -50,11 +50,13 @@ def folder(root: Path, *parts: str) -> Path:
     return path
 
 
-def cached(root: Path, repository: str, revision: str = "main") -> Path:
-    """A repository in the hub's cache as its library lays it out."""
+def cached(root: Path, repository: str, revision: str = "main", *, whole: bool = True) -> Path:
+    """A repository in the hub's cache as its library lays it out; not ``whole``: without its weights."""
     store = root / "cache" / f"models--{repository.replace('/', '--')}"
     snapshot = folder(store, "snapshots", COMMIT)
     (snapshot / "config.json").write_text("{}")
+    if whole:
+        (snapshot / "model.safetensors").write_bytes(b"weights")
     if revision != COMMIT:
         folder(store, "refs").joinpath(revision).write_text(COMMIT)
     return snapshot
@@ -181,8 +183,10 @@ def test_downloads_are_weights_configurations_and_tokenizers(tmp_path: Path):
 
 
 def test_a_broken_off_download_is_completed(tmp_path: Path):
-    partial = cached(tmp_path, "Owner/M-4B")
+    partial = cached(tmp_path, "Owner/M-4B", whole=False)
     entry = model_of(published("m", "Owner/M-4B"), name="m")
+    with pytest.raises(ModelNotHere):
+        locate(entry, places(tmp_path))
     with running_hub(REPOSITORIES) as hub:
         assert fetch(entry, places(tmp_path, hub)).target == partial
     assert (partial / "model.safetensors").read_bytes() == b"weights"

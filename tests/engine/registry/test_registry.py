@@ -74,10 +74,11 @@ def test_a_channel_may_be_named_beside_the_id():
 
 
 @pytest.mark.parametrize("model_id", ["", "gpt-4", "Demo", "@native", "demo ", "x" * 1000, "demo\n"])
-def test_an_unknown_model_is_refused_with_those_there_are(model_id: str):
-    with pytest.raises(UnknownModel, match=r"there is no model .*; there are demo, qwen3-4b, ") as caught:
+def test_an_unknown_model_is_refused_with_the_closest(model_id: str):
+    said = r"there is no model .*; there are \S+, \S+, \S+ and [0-9]+ more$"
+    with pytest.raises(UnknownModel, match=said) as caught:
         Registry.load().resolve(model_id)
-    assert len(str(caught.value)) < 600
+    assert len(str(caught.value)) < 250
     assert "\n" not in str(caught.value)
 
 
