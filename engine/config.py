@@ -105,7 +105,12 @@ def open_engine(options: Options, context: int | None = None) -> Engine:
         raise ConfigurationError(f"--block {block} needs a drafter; give --drafter")
     drafting = None if block == 1 else spec
     own = {name: getattr(options, name) for name in ("kv", "dtype", "quantize")}
-    asked = read_spec(drafting, drafters_own, options.drafter_quantize) if drafting else None
+    try:
+        asked = read_spec(drafting, drafters_own, options.drafter_quantize) if drafting else None
+    except ConfigurationError as error:
+        if options.drafter is not None:
+            raise
+        raise ConfigurationError(f"{error}, or give --drafter: by default {text} drafts") from None
     require_memory(model, context=context, drafter=asked, **own)
     target = load_target(model, options.dtype, options.quantize)
     refuse_policy(target.target.model, policy)

@@ -243,9 +243,9 @@ class _Loop:
                 yield self._emit((value,), record, stopped, numbers, learn=False)
                 return
             step = self._emit((value,), record, stopped, numbers, plan=False)
-            if self.silent and (drafter := self.session.drafter) is not None:
-                block = self.draft_length.choose(self.remaining)
-                self.silent = block > 1 and not len(drafter.propose(value, block - 1, self.selector.sampler))
+            if self.silent and (asks := self._ask(value)):
+                [draft] = self.draft_length.drafts(asks, self.session.headroom)
+                self.silent = self.draft_length.asked > 1 and not len(draft)
             self.has_lookup = self.draft_length.has_lookup(self._ask(value))
             yield step
             started = perf_counter()

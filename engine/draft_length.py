@@ -307,7 +307,8 @@ class AdaptiveDraftLength(DraftLength):
         self._plain_run = 0
         if looked_up:
             return
-        if self._lengths.get(block, self._lengths[1]).rounds > 0:  # not the first, which may compile kernels
+        # not the first, which may compile kernels; and at the end of a text a block may be of no known length
+        if block in self._lengths and self._lengths[block].rounds > 0:
             self._measure_drafting(block, seconds, draft_s)
         self._backlog = 0
         for position in range(min(block - 1, accepted + 1)):  # the draft after the confirmed ones was refused

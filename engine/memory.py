@@ -6,6 +6,7 @@ one round; the caches of a batch are merged before the round. Nothing is compute
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,11 +32,9 @@ from engine.drafters.block import BlockDrafter
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.drafters.mtp import HiddenStateDrafter
 from engine.drafters.prompt_lookup import PromptLookup
-from engine.drafters.registry import DrafterSpec, build_mtp, diffusion_settings, read_spec
+from engine.drafters.registry import DrafterSpec, build_mtp, diffusion_settings, mtp_errors, read_spec
 from engine.errors import ConfigurationError, InputError, MachineError, ModelError, wrap_errors
 from engine.networks.dflash import Context
-from engine.networks.dflash2 import build_network
-from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mdlm import build_model
 from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
@@ -51,7 +50,17 @@ from engine.target.folder import (
     text_part,
     weight_files,
 )
-from engine.target.loading import DRAFTER_QUANTIZE, DTYPES, cast_weights, check_target, dtype_of, opened
+from engine.target.loading import (
+    DRAFTER_QUANTIZE,
+    DTYPES,
+    block_drafter,
+    build_dflash,
+    cast_weights,
+    check_target,
+    dtype_of,
+    fill_network,
+    opened,
+)
 from engine.target.model import Target
 from engine.target.quantize import pack_as_stored, quantize_target
 from evidence_format.policies import KINDS
@@ -63,6 +72,10 @@ LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30
 DEEPEST = 4096  # layers that are built without weights to say so
 
 Progress = Callable[[int, int, str, str], None]  # done, of how many, what, which
+
+
+class UnknownGrowth(ModelError):
+    """The model runs, with caches whose size cannot be predicted."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,8 @@ def open_unloaded(path: Path, dtype: str | None = None, quantize: str | None = N
     name, source = _dtype_name(dtype, model if files else None, config)
     if dtype_of(dtype) is not None or not files:
         cast_weights(model, DTYPES[name])
-    opened(path, "config.json", lambda: written_by(model), verb="run")
+    with suppress(UnknownGrowth):  # the weights can be told
+        opened(path, "config.json", lambda: written_by(model), verb="run")
     weights = _nbytes(model, {} if files else config)
     where = "the headers of its files" if files else "config.json"
     return Unloaded(path, Target(model), name, source, weights, where, context_length(config))
@@ -243,7 +257,7 @@ def written_by(model: Any) -> list[Any]:
     kinds = {type(member) for cache in caches for member in members_of(cache)}
     if unknown := kinds - {KVCache, SlidingRing, ChunkedKVCache, ArraysCache}:
         kind = min(each.__name__ for each in unknown)
-        raise ModelError(f"how {kind} layers grow is not known; their memory is not predicted")
+        raise UnknownGrowth(f"how {kind} layers grow is not known; their memory is not predicted")
     model(mx.zeros((1, 2), mx.int32), cache=caches)
     return caches
 
@@ -339,8 +353,8 @@ def _told(drafter: PromptLookup | MaskedDiffusion) -> Callable[[Sequence[int], i
 
 def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
     raw = read_json(asked.folder / "config.json")
-    network = _network(raw, lambda: build_network(DFlashConfig.from_dict(raw)), asked, dtype)
-    BlockDrafter(network, asked.policy).bind(target.target)
+    network = _network(raw, partial(build_dflash, asked.folder / "config.json", raw), asked, dtype)
+    block_drafter(network, asked.policy).bind(target.target)
     config, hidden_states = network.config, DTYPES[target.dtype]
     width = len(config.target_layer_ids) * config.hidden_size
 
@@ -386,9 +400,10 @@ def _autoregressive(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> 
 
 def _mtp(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> UnloadedDrafter:
     folder = target.path if asked.in_target else asked.folder
-    drafter, _ = build_mtp(folder)
-    _as_loaded(drafter.network, asked, dtype)
-    drafter.bind(target.target)
+    with mtp_errors(asked, folder):
+        drafter, _ = build_mtp(folder)
+        _as_loaded(drafter.network, asked, dtype)
+        drafter.bind(target.target)
     width = len(drafter.target_layers) * target.target.hidden_size
 
     def state(observed: Sequence[int], block: int) -> int:
@@ -413,15 +428,15 @@ def _masked_diffusion(asked: DrafterSpec, target: Unloaded, dtype: str | None) -
 def _network(
     config: Mapping[str, Any], build: Callable[[], Any], asked: DrafterSpec, dtype: str | None
 ) -> Any:
-    """A drafter's network, packed as its configuration says, in the type its weights would be loaded in."""
-    folder = asked.folder
-    tensor_shapes(folder, config, _files_of(folder))  # refuses more layers than the files hold
-    network = opened(folder, "config.json", build)
-    _pack(folder / "config.json", network, config.get("quantization"))
-    files: Iterator[Any] = (mx.load(str(file)) for file in _files_of(folder))
-    tensors = (each for file in files for each in file.values())
-    floating = (each.dtype for each in tensors if mx.issubdtype(each.dtype, mx.floating))
-    cast_weights(network, next(floating, mx.bfloat16))
+    """A drafter's network with its weights, not read yet; without files, as its configuration says."""
+    file, files = asked.folder / "config.json", _files_of(asked.folder)
+    tensor_shapes(file, config, files)
+    network = opened(asked.folder, "config.json", build)
+    if files:
+        fill_network(asked.folder, files, network, config.get("quantization"))
+    else:
+        _pack(file, network, config.get("quantization"))
+        cast_weights(network, mx.bfloat16)
     return _as_loaded(network, asked, dtype)
 
 
@@ -546,24 +561,28 @@ def fit(
 ) -> MemoryFit:
     """Predict what a run takes; ``context`` None: `USUAL_CONTEXT`, or what the model was made for if less.
 
-    Activations and what the allocator holds are left out; see `predict` for errors.
+    Activations and what the allocator holds are left out, and where caches cannot be predicted, all but the
+    weights; see `predict` for errors.
     """
     model = open_unloaded(path, dtype, quantize)
     positions = max(min(context or USUAL_CONTEXT, (model.context or LARGEST_CONTEXT) - 2), 1)
-    found = predict(model, (kv,), (positions,), drafter=drafter, dtype=dtype)
+    free = free_memory() if free is None else free
+    try:
+        found = predict(model, (kv,), (positions,), drafter=drafter, dtype=dtype)
+    except UnknownGrowth:
+        return MemoryFit(positions, model.weights, 0, 0, free)
     [row], small = found["rows"], found["drafter"]
     drafting = row["drafter_state_bytes"] + small["weights_bytes"] if small else 0
-    free = free_memory() if free is None else free
     return MemoryFit(positions, model.weights, row["cache_bytes"], drafting, free)
 
 
 def require_memory(path: Path, *, quantize: str | None = None, **run: Any) -> None:
-    """Raise MachineError, with a way out, where a run of `fit` would need more than is free."""
+    """Raise MachineError, with a way out, where a run of `fit` would need more than is free.
+
+    InputError for a folder or switches that loading would refuse, too, so that it does not begin.
+    """
     with wrap_errors(lambda why: ModelError(f"{path}: the memory it takes cannot be predicted: {why}")):
-        try:
-            found = fit(path, quantize=quantize, **run)
-        except InputError:  # loading says what is wrong with the folder or the switches
-            return
+        found = fit(path, quantize=quantize, **run)
         if found.fits:
             return
         ways = ways_out(path, found, quantize=quantize, **run)

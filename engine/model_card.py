@@ -7,14 +7,26 @@ from engine.drafters.registry import ARCHITECTURES
 from engine.errors import InputError
 from engine.memory import EVERY, MemoryFit, fit, open_unloaded, predict, verdict, ways_out
 from engine.model_store import local_models
-from engine.registry import Places, Registry, drafter_facts, has_head, is_here, locate, target_facts
+from engine.registry import (
+    Places,
+    Registry,
+    default_drafter,
+    drafter_facts,
+    has_head,
+    is_here,
+    locate,
+    target_facts,
+)
 from engine.target.folder import read_json, text_part
 
 CONTEXT = 8192  # tokens, where none are asked for
 
 
 def card(folder: Path, context: int | None = None, drafter: str | None = None) -> dict[str, Any]:
-    """The facts of a model's folder. ModelError for a folder that holds none."""
+    """The facts of a model's folder; ``drafter`` None: what drafts by default. ModelError for no model."""
+    default = default_drafter(folder)
+    asked = drafter or default
+    drafter = None if asked == "none" else asked
     model, config = open_unloaded(folder), read_json(folder / "config.json")
     wanted = context or min(CONTEXT, (model.context or CONTEXT) - 2)
     document = predict(model, (EVERY,), (wanted,), drafter=drafter)
@@ -35,6 +47,7 @@ def card(folder: Path, context: int | None = None, drafter: str | None = None) -
         or None,
         "chat_template": has_template(folder),
         "weights_bytes": model.weights,
+        "default_drafter": default,
         "drafters": drafters_of(folder),
         "kv": [
             {key: row[key] for key in ("kv", "cache_bytes", "bytes_per_token", "ratio_to_native")}

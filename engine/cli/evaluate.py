@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,11 @@ from engine.cli.options import (
     flag,
     group,
     kv_option,
+    model_option,
     option,
     prepare,
     report_options,
+    run_options,
     several,
     take,
     take_registry,
@@ -164,28 +167,57 @@ def kv(**values: Any) -> None:
 @option("--prompts", "Prompts without needles: sets, or a FILE.jsonl.", "code,maths", dest="speed_prompts")
 @option("--limit", "At most so many of each kind.", 5, dest="speed_limit")
 @option("--max-tokens", "Tokens to generate for one.", 64)
-@common_options
-def acceptance(**values: Any) -> None:
-    """Acceptance matrix: tokens a verify under native caches and lattices of falling precision.
+@shared.turn_options
+@model_option
+@several("--drafter", "As for generate [default: all that fit and are here].", metavar="SPEC")
+@run_options
+@report_options
+def acceptance(drafter: tuple[str, ...], **values: Any) -> None:
+    """Acceptance matrix: tokens a verify of each drafter under native caches and ever coarser lattices.
 
-    A kv report without retrieval prompts: the same prompts, drafter and block, a policy each arm. Loops count
-    for no acceptance and no speed. For another drafter run it again with --drafter.
+    A kv report for each drafter, without retrieval prompts: the same prompts and block, a policy each arm.
+    The first drafter's report is --report, the others have their drafters' names behind its own. Loops count
+    for no acceptance and no speed.
 
     \b
     Examples:
       kakeya_engine eval acceptance --report acceptance.json
-      kakeya_engine eval acceptance --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --limit 10
+      kakeya_engine eval acceptance --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash \\
+          --drafter prompt-lookup --limit 10
       kakeya_engine eval acceptance --drafter prompt-lookup --policies 'lattice:e8,38@all rotated:4,64'
     """  # noqa: D301 - click wants the character itself
+    values["drafter"] = drafter[0] if drafter else None
     call, policies = EvaluationCall(values), values.pop("policies")
-    from engine.cli.tables import kv_figures, kv_table
-    from engine.evaluation.kv import MATRIX, KVSwitches, measure_kv, open_shootout, settled
+    from engine.cli.tables import acceptance_table, kv_figures, kv_table
+    from engine.evaluation.kv import MATRIX, KVSwitches, drafters_here, measure_kv, open_shootout, settled
 
     chosen = MATRIX if policies is None else tuple(policies.split())
     switches = KVSwitches(policies=chosen, chat=call.chat, retrieval=False, **values)
     switches.check()
-    measure = partial(measure_kv, open_shootout(settled(call.options)), switches, command="eval acceptance")
-    call.run(measure, kv_table, policies=kv_figures)
+    first = call.options.drafter
+    specs = drafter or ((first,) if first else drafters_here(call.options.model))
+
+    def measure(spec: str, *runtime: Any, **more: Any) -> Any:
+        engine = open_shootout(settled(replace(call.options, drafter=spec)))
+        return measure_kv(engine, switches, *runtime, command="eval acceptance", **more)
+
+    if len(specs) == 1:
+        call.run(partial(measure, *specs), kv_table, policies=kv_figures)
+        return
+    found: dict[str, Any] = {}
+    for spec in specs:
+        name = re.sub(r"[^a-zA-Z0-9.]+", "-", Path(spec).name)
+        name = name if name not in found else f"{name}-{len(found)}"
+        found[name] = (call.named(name) if found else call).measure(partial(measure, spec))
+    if not call.as_json:
+        acceptance_table({name: document for name, (document, _) in found.items()})
+    rows = []
+    for name, (document, stored) in found.items():
+        if not call.as_json:
+            click.echo(f"{name}: {stored}", err=True)
+        line = shared.concluded(document, stored, shown=not call.as_json, policies=kv_figures)
+        rows.append({"drafter": name} | line)
+    click.echo(json.dumps({"kind": "kv", "drafters": rows}))
 
 
 @command.command("quality")

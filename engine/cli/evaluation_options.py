@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -39,15 +41,14 @@ chat_options = group(
     option("--thinking", "Tell the chat template whether to reason.", "default", type=THINKING),
 )
 server_options = group(set_options, common.folder_options, chat_options)
-common_options = group(
+turn_options = group(
     chat_options,
     option("--channel-prefix", "Begin the model's turn with this, e.g. '<|channel|>final<|message|>'."),
     option("--system", "Put a system turn before every conversation."),
     option("--journal", "Keep finished rows here [default: by --report, else in state folder].", type=FILE),
     option("--resume/--no-resume", "Go on with the journal of an interrupted run, or delete it.", True),
-    common.engine_options,
-    common.report_options,
 )
+common_options = group(turn_options, common.engine_options, common.report_options)
 
 
 def haystack_options(context: str, depths: str, per_depth: str) -> Callable[[F], F]:
@@ -112,7 +113,7 @@ class EvaluationCall:
     """What every evaluation takes from its options, removed from ``values``."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self._as_json, self._report_path = values.pop("as_json"), values.pop("report_path")
+        self.as_json, self._report_path = values.pop("as_json"), values.pop("report_path")
         self.request, self._runtime = common.take_request(values), common.prepare()
         from engine.config import Options
         from engine.generate import ChatSwitches
@@ -128,6 +129,22 @@ class EvaluationCall:
 
         ``measure`` gets the runtime and the keywords that all evaluations have.
         """
+        document, stored = self.measure(measure)
+        conclude(document, stored, None if self.as_json else table, **more)
+
+    def named(self, name: str) -> "EvaluationCall":
+        """The same call, its report and journal with a name of their own behind those given."""
+
+        def beside(path: Path | None) -> Path | None:
+            return path and path.with_name(f"{path.stem}-{name}{path.suffix}")
+
+        other = copy(self)
+        other._report_path = beside(self._report_path)
+        other._journal = replace(self._journal, path=beside(self._journal.path))
+        return other
+
+    def measure(self, measure: Callable[..., Any]) -> tuple[Document, Path]:
+        """Measure, write the report and delete the journal; return the report and where it is."""
         from engine.cli.progress import shown_progress
 
         journal = self._journal
@@ -139,12 +156,12 @@ class EvaluationCall:
             if resumed := report.configuration["resumed"]:
                 total = len(report.order)
                 click.echo(f"resumed: {resumed} of {total} rows were measured before", err=True)
-            conclude(report.document, stored, None if self._as_json else table, **more)
         except BaseException:
             if journal.close():
                 kept = f"finished rows are kept in {journal.path}; the same command goes on from there"
                 click.echo(f"kakeya_engine: {kept}", err=True)
             raise
+        return report.document, stored
 
     def run_set(self, measure: Callable[..., Any], switches: Any, table: Table, **more: Any) -> None:
         from engine.config import open_engine
@@ -159,17 +176,25 @@ def conclude(
     document: Document, stored: Path, table: Table | None, **more: Callable[[Document], Any]
 ) -> None:
     """Show a stored report's table, what the gate will say, and the JSON line, to which ``more`` adds."""
+    if table is not None:
+        table(document)
+    click.echo(json.dumps(concluded(document, stored, shown=table is not None, **more)))
+
+
+def concluded(
+    document: Document, stored: Path, *, shown: bool, **more: Callable[[Document], Any]
+) -> Document:
+    """The JSON line of a stored report, to which ``more`` adds; what the gate will say is ``shown``."""
     from engine.cli.tables import figures, print_line
 
     added = {name: figure(document) for name, figure in more.items()}
     broken = gate_violations(stored)
-    if table is not None:
-        table(document)
+    if shown:
         print_line("the gate will accept this report" if not broken else "the gate will reject this report:")
         for each in broken:
             print_line(f"  {each['code']}: {each['message']}")
     gate = {"accepted": not broken, "violations": broken}
-    click.echo(json.dumps(figures(document) | added | {"gate": gate, "report": str(stored)}))
+    return figures(document) | added | {"gate": gate, "report": str(stored)}
 
 
 def gate_violations(stored: Path) -> list[dict[str, str]]:

@@ -161,7 +161,7 @@ def list_models(*, as_json: bool) -> None:
 @option(
     "--context", "Tokens to hold [default: 8192, or what the model was made for].", type=click.IntRange(1)
 )
-@option("--drafter", "Count this drafter, too, as for generate.", metavar="SPEC")
+@option("--drafter", "Count this drafter [default: what drafts by default].", metavar="SPEC")
 @json_option
 def inspect(model: Path, *, as_json: bool, **values: Any) -> None:
     """Say what a model is, which drafters fit, what its keys and values take, and whether it fits here.
@@ -237,6 +237,7 @@ def _show_card(document: dict[str, Any]) -> None:
     for each in document["drafters"]:
         here = "" if each["here"] else f", not here: kakeya_engine model pull {each['model']}"
         print_line(f"drafter: {each['drafter']}{here}")
+    print_line(f"drafts by default: {document['default_drafter']}")
     rows = [
         (
             row["kv"],

@@ -67,14 +67,8 @@ kv_option = option(
     "native",
     metavar="POLICY",
 )
-engine_options = group(
-    option("--model", "Name or folder of the target [default: shipped].", type=MODEL),
-    option(
-        "--drafter",
-        "Name or folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER, mtp (the "
-        "target's own next-token head) or 'none' [default: mtp if the target has one, else the one "
-        "registered for it if that is here, else prompt-lookup].",
-    ),
+model_option = option("--model", "Name or folder of the target [default: shipped].", type=MODEL)
+run_options = group(
     no_speculation_option,
     option("--block", "Tokens a verify forward, or auto.", "auto"),
     kv_option,
@@ -86,6 +80,16 @@ engine_options = group(
     dtype_option,
     option("--compile/--no-compile", "Run short blocks as compiled graphs.", True, dest="compiled"),
     flag("--single-graph", "Diagnostic: evaluate draft and verify as one graph."),
+)
+engine_options = group(
+    model_option,
+    option(
+        "--drafter",
+        "Name or folder of a drafter, KIND:FOLDER, prompt-lookup[:N], prompt-lookup+FOLDER, mtp (the "
+        "target's own next-token head) or 'none' [default: mtp if the target has one, else the one "
+        "registered for it if that is here, else prompt-lookup].",
+    ),
+    run_options,
 )
 sampling_options = group(
     option("--temperature", "0 takes the likeliest.", 0.0),

@@ -156,16 +156,26 @@ def kv_table(document: Document) -> None:
     has_needles = "oracle" in document["summary"]["arms"]
     if has_needles:
         depth_table(document)
-    rows = [
+    print_table("KV policies", ("<policy", *KV), _kv_rows(document), **COMPACT)
+    for name in ("oracle", "no_needle") if has_needles else ():
+        print_line(f"{name}: recall {_cell(document['summary']['arms'][name]['recall'], '.3f')}")
+    print_line(KV_NOTES)
+
+
+def _kv_rows(document: Document) -> list[list[str]]:
+    return [
         [
             row["policy"] + (" *" if row["control"] else " =" if row["same_as_native"] else ""),
             *_cells(row, *KV.values()),
         ]
         for row in kv_figures(document)
     ]
-    print_table("KV policies", ("<policy", *KV), rows, **COMPACT)
-    for name in ("oracle", "no_needle") if has_needles else ():
-        print_line(f"{name}: recall {_cell(document['summary']['arms'][name]['recall'], '.3f')}")
+
+
+def acceptance_table(documents: dict[str, Document]) -> None:
+    """The lines of kv reports without needles, by the names of their drafters."""
+    rows = [[name, *row] for name, document in documents.items() for row in _kv_rows(document)]
+    print_table("acceptance by drafter and KV policy", ("<drafter", "<policy", *KV), rows, **COMPACT)
     print_line(KV_NOTES)
 
 

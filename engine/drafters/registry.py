@@ -14,7 +14,8 @@ How folders become networks is in `engine.target.loading`.
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -249,17 +250,23 @@ def _open_mtp(spec: DrafterSpec, target: LoadedTarget, dtype: str | None) -> Loa
     folder = target.folder if spec.in_target else spec.folder
     if folder is None:
         raise ConfigurationError("--drafter mtp needs a target from a folder; give mtp:FOLDER")
-    try:
+    with mtp_errors(spec, folder):
         drafter, files = build_mtp(folder)
         make_ready_drafter(folder, drafter.network, dtype_of(dtype), spec.quantize)
         drafter.bind(target.target)
+    return LoadedDrafter(drafter, card_of(folder, files, drafter.network))
+
+
+@contextmanager
+def mtp_errors(spec: DrafterSpec, folder: Path) -> Iterator[None]:
+    """Say how to do without a head in the target's folder, which was perhaps chosen by default."""
+    try:
+        yield
     except ModelError as error:
         if not spec.in_target:
             raise
-        # perhaps chosen by default, so say how to do without it
         way_out = "give --drafter prompt-lookup or --no-speculation to go on without it"
         raise type(error)(f"the next-token head of {folder} cannot draft: {error}; {way_out}") from error
-    return LoadedDrafter(drafter, card_of(folder, files, drafter.network))
 
 
 def build_mtp(folder: Path) -> tuple[MTPDrafter | AssistantDrafter, list[Path]]:

@@ -5,18 +5,16 @@ What a system does not say is ``unknown`` (or None), never a guess.
 
 import ctypes
 import hashlib
-import math
 import os
 import platform
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from time import perf_counter, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -27,7 +25,17 @@ from engine.child import printed_by
 from engine.device import Runtime
 from engine.target.loading import LoadedTarget
 from evidence_format import claims
-from evidence_format.model import CacheLayer, Model, OtherLoad, Sample
+from evidence_format.figures import Case
+from evidence_format.model import (
+    CUT_LOOPS,
+    Arm,
+    CacheLayer,
+    Model,
+    OtherLoad,
+    Report,
+    ReportClaim,
+)
+from evidence_format.rules.claims import baseline_slow, speedup_decode_spread, speedup_prefill_spread
 from evidence_format.weights import source_digest
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -277,38 +285,23 @@ def content(path: Path) -> str:
         return ""
 
 
-Rows = Sequence[Sample]
-
-
-def disturbance(plain: Rows, ours: Rows, own: Rows = ()) -> str | None:
+def disturbance(arms: Sequence[Arm]) -> str | None:
     """Which identical work took very different times so far; None: the machine is steady.
 
-    By the gate's limits. Only identical work is compared, never the ratio of the arms: a measurement never
-    starts over for its result. ``own`` are the rows of our loop at block 1, which does the baseline's work.
+    By the gate's own rules, for an arm under test and a baseline. Only identical work is compared, never the
+    ratio of these arms: a measurement never starts over for its result.
     """
-    groups: dict[Any, list[float]] = defaultdict(list)
-    for arm, rows in enumerate((plain, ours)):
-        for row in rows:
-            length = round(math.log(row.prompt_tokens, claims.SAME_LENGTH))
-            for name in (row.prompt_id, (arm, length)):
-                groups[name].append(row.prefill_s or 0.0)
-    for times in groups.values():
-        low, high = min(times), max(times)
-        if high > claims.LARGEST_SPREAD * low and high - low > claims.SPREAD_S:
-            return f"prefills of about equal length took {low:.4f} and {high:.4f} s"
-    steps_s: dict[int, list[float]] = defaultdict(list)
-    for row in plain:
-        if len(row.tokens) > claims.SPREAD_TOKENS:
-            steps_s[row.context_class].append(row.step_s or 0.0)
-    for rates in steps_s.values():
-        if max(rates) > claims.LARGEST_SPREAD * min(rates):
-            return f"one token of plain decoding took {1e3 * min(rates):.2f} and {1e3 * max(rates):.2f} ms"
-    steps = {row.prompt_id: row.decode_s or 0.0 for row in own}
-    pairs = [(row.decode_s or 0.0, steps[row.prompt_id]) for row in plain if row.prompt_id in steps]
-    if len(pairs) < claims.FEWEST_SAMPLES:
-        return None
-    total = sum(one for one, _ in pairs) / (sum(other for _, other in pairs) or math.inf)
-    middle = median(one / (other or math.inf) for one, other in pairs)
-    if total <= claims.MOST_TOTAL_LOOP_GAIN and middle <= claims.MOST_LOOP_GAIN:
-        return None
-    return f"plain decoding took {total:.2f} times as long as block 1, {middle:.2f} in the median row"
+    known: dict[str, Any] = {
+        "kind": "throughput",
+        "arms": tuple(arms),
+        "claims": (ReportClaim(name="speedup"),),
+        "configuration": {"loops": CUT_LOOPS},
+        "environment": SimpleNamespace(models={}),  # the rules below ask for no more
+        "parity": None,
+        "perplexity": None,
+    }
+    rules = [speedup_prefill_spread, speedup_decode_spread]
+    if len(arms[0].samples) >= claims.FEWEST_SAMPLES:
+        rules.append(baseline_slow)
+    case = Case(Report.model_construct(**known))
+    return next((message for rule in rules for message in rule(case)), None)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
@@ -20,12 +21,14 @@ from engine.cache.policy import NATIVE, KVPolicy, parse_policy
 from engine.cache.stats import KVUse, VisibleRows, held, kv_use
 from engine.config import Engine, Options, open_engine
 from engine.device import Runtime, read_float, wait
+from engine.drafters.prompt_lookup import PromptLookup
 from engine.errors import ConfigurationError, GenerationError, PromptError
 from engine.evaluation import measure
 from engine.evaluation.haystack import Haystack, generate
 from engine.evaluation.prompts import Prompt, answer_of, load_prompts
 from engine.evaluation.report import sample
 from engine.generate import ChatSwitches, Outcome
+from engine.model_card import drafters_of
 from engine.restoration.sources import LEARNED
 from engine.session import Session
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
@@ -88,7 +91,7 @@ class KVSwitches(measure.BoundedSwitches):
 
     def check(self) -> None:
         super().check()
-        if self.answer_tokens > self.max_tokens:
+        if self.retrieval and self.answer_tokens > self.max_tokens:
             raise ConfigurationError(
                 f"--answer-tokens {self.answer_tokens} is more than --max-tokens {self.max_tokens}"
             )
@@ -135,6 +138,12 @@ def settled(options: Options) -> Options:
     drafter = default if options.drafter is None else options.drafter
     fixed = drafter != "none" and options.block == "auto"
     return replace(options, drafter=drafter, block=BLOCK if fixed else options.block)
+
+
+def drafters_here(model: Path | None) -> list[str]:
+    """Drafters on this machine that fit a target, networks first; ``--drafter`` texts."""
+    found = [each["drafter"] for each in drafters_of(model or SHIPPED_TARGET) if each["here"]]
+    return sorted(found, key=lambda spec: spec == PromptLookup.name)
 
 
 def open_shootout(options: Options) -> Engine:

@@ -48,6 +48,7 @@ from engine.evaluation.prompts import Prompt, encode, load_prompts
 from engine.evaluation.report import build_report, now
 from engine.evaluation.rounding import Run, paired_logits
 from engine.generate import token_limit
+from engine.memory import require_memory
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import DFlash2
 from engine.networks.dflash_config import DFlashConfig
@@ -417,6 +418,7 @@ def _digest(files: Iterable[tuple[str, Path]]) -> str:
 
 def open_target(model: Path | None, dtype: str | None) -> LoadedTarget:
     """The target of a folder, or the shipped one."""
+    require_memory(model or SHIPPED_TARGET, dtype=dtype)
     target = loading.load_target(model or SHIPPED_TARGET, dtype)
     fit_threads(target.target.hidden_size)
     return target

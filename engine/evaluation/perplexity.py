@@ -20,13 +20,15 @@ from engine.cache.stats import KVUse, kv_use
 from engine.cache.transaction import resident
 from engine.config import Engine, Options, open_engine
 from engine.device import Runtime, read_float, wait
-from engine.errors import ConfigurationError, PromptError
+from engine.errors import ConfigurationError, MachineError, PromptError
 from engine.evaluation import measure
 from engine.evaluation.environment import LoadWatch, describe
 from engine.evaluation.prompts import SHIPPED_SETS, load_prompts
 from engine.evaluation.report import build_report, kv_record, now
 from engine.evaluation.throughput import refuse_restoring
 from engine.generate import ChatSwitches, tokens_of
+from engine.memory import fit, verdict
+from engine.target.loading import SHIPPED_TARGET
 from evidence_format.claims import FEWEST_CHUNKS
 from evidence_format.model import (
     PerplexityComparison,
@@ -69,13 +71,28 @@ class Scores(NamedTuple):
 
 def open_pair(options: Options) -> tuple[Engine, Engine]:
     """The engine under test, without a drafter; and its target with native caches and weights as stored."""
-    ours = open_engine(replace(options, drafter="none", block="auto"))
+    options = replace(options, drafter="none", block="auto")
+    if options.quantize is not None:
+        require_both(options)
+    ours = open_engine(options)
     refuse_restoring(ours)
     if ours.policy == NATIVE and options.quantize is None:
         raise ConfigurationError("there is nothing to compare with native caches; give --kv or --quantize")
     if options.quantize is None:
         return ours, replace(ours, policy=NATIVE)
     return ours, open_engine(replace(ours.options, kv=NATIVE.spec, quantize=None))
+
+
+def require_both(options: Options) -> None:
+    """Raise MachineError where packed weights, and those as stored, do not fit in memory together."""
+    model = options.model or SHIPPED_TARGET
+    packed = fit(model, kv=options.kv, dtype=options.dtype, quantize=options.quantize)
+    stored = fit(model, dtype=options.dtype, free=max(packed.free - packed.needed, 0))
+    if not stored.fits:
+        raise MachineError(
+            f"{model} does not fit in memory twice, packed and as stored: next to the packed one, "
+            f"{verdict(stored)}; free memory, or take a smaller model"
+        )
 
 
 def measure_perplexity(

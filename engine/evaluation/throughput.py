@@ -7,7 +7,6 @@ separates that from the gain of drafting.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isfinite
 from typing import Any, Literal
 
@@ -86,8 +85,9 @@ def measure_throughput(
         if has_steps:
             speculate(plainly, encoded[0], switches.max_tokens, plainly.new_draft_length())
 
-    rows = [run.samples for run in evaluation.runs]
-    disturbed = partial(disturbance, rows[0], rows[len(arms) - 1], rows[len(arms)] if has_steps else [])
+    def disturbed() -> str | None:
+        return disturbance(evaluation.arms)
+
     evaluation.run(warm_up, disturbed if is_timed and reason is None else None, switches.restarts)
     if is_timed and switches.claim == "auto":
         reason = reason or busy(evaluation.watch.timed_load) or _unwatched(evaluation) or disturbed()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from engine.cache.auto import measured
 from engine.cache.policy import KVPolicy
@@ -16,7 +17,7 @@ from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.base import Drafter
 from engine.drafters.registry import open_drafter
-from engine.errors import ConfigurationError, ModelError
+from engine.errors import ConfigurationError, InputError, ModelError
 from engine.external_engines.engine import ExternalEngine
 from engine.external_engines.loops import open_external_engine
 from engine.grammar import Vocabulary
@@ -125,8 +126,13 @@ class LoadedModel:
     def load(cls, located: Located) -> "LoadedModel":
         """Load the target and its default drafter; raise InputError."""
         entry = located.entry
-        about = {"context": entry.context, "drafter": located.drafter, "dtype": entry.dtype}
-        require_memory(located.target, quantize=entry.quantize, **about)
+        about: dict[str, Any] = {"context": entry.context, "dtype": entry.dtype, "quantize": entry.quantize}
+        try:
+            require_memory(located.target, drafter=located.drafter, **about)
+        except InputError:
+            if entry.engine is None:
+                raise
+            require_memory(located.target, **about)  # its drafter may be one that our engine does not know
         target = load_target(located.target, entry.dtype, entry.quantize)
         fit_threads(target.target.hidden_size)
         if entry.engine is not None:

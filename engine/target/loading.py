@@ -73,14 +73,22 @@ class LoadedDrafter:
     settings: str | None = None  # how it was set up beyond its weights, as a report says it
 
 
-def check_target(path: Path, config: Mapping[str, Any], files: list[Path]) -> None:
-    """Refuse a configuration that its weights contradict; mlx may crash on these instead of raising."""
+def check_target(path: Path, config: Mapping[str, Any], files: list[Path]) -> Any:
+    """Refuse a configuration that its weights contradict; mlx may crash on these instead of raising.
+
+    Return what the folder says of ``eos_token_id``.
+    """
     file = path / "config.json"
     check_config(file, config)
     shapes = tensor_shapes(file, config, files)
     if config.get("quantization") is not None:
         check_packing(file, config["quantization"])
         check_packed_shapes(path, opened(path, "config.json", lambda: build_unloaded(config)), shapes)
+    stops = opened(path, "generation_config.json", lambda: load_config(path)).get("eos_token_id")
+    for token in stops if isinstance(stops, list) else [] if stops is None else [stops]:
+        if type(token) is not int or not 0 <= token < LARGEST_SIZE:
+            raise ModelError(f"{path}: eos_token_id must be a token id or a list of them, not {stops!r}")
+    return stops
 
 
 def load_target(
@@ -94,13 +102,10 @@ def load_target(
     wanted = dtype_of(dtype)
     files = weight_files(path)
     config = read_json(path / "config.json")
-    check_target(path, config, files)
-    stops = opened(path, "generation_config.json", lambda: load_config(path)).get("eos_token_id")
-    for token in stops if isinstance(stops, list) else [] if stops is None else [stops]:
-        if type(token) is not int or not 0 <= token < LARGEST_SIZE:
-            raise ModelError(f"{path}: eos_token_id must be a token id or a list of them, not {stops!r}")
+    stops = check_target(path, config, files)
     tokenizer = tokenizer_of(path, stops)
-    model, _ = opened(path, "the model", lambda: load_model(path), config)
+    # lazily: what cannot be packed is refused before it is read, and packing needs no room for all of it
+    model, _ = opened(path, "the model", lambda: load_model(path, lazy=True), config)
     if quantize is not None:
         quantize_target(model, quantize, option)
     target = Target(model)
@@ -125,12 +130,17 @@ def load_drafter(
 ) -> LoadedDrafter:
     """Load the folder of a DFlash or DFlash 2 drafter, with a policy of its own, and bind it to a target."""
     network, files = load_network(path, dtype, quantize)
-    try:
-        drafter: Drafter = BlockDrafter(network, policy)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--drafter-kv {policy.spec}: {error}") from None
+    drafter = block_drafter(network, policy)
     drafter.bind(target)
     return LoadedDrafter(drafter, card_of(path, files, network))
+
+
+def block_drafter(network: DFlash, policy: KVPolicy) -> BlockDrafter:
+    """A drafter with a network; ConfigurationError for a policy its heads do not take."""
+    try:
+        return BlockDrafter(network, policy)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--drafter-kv {policy.spec}: {error}") from None
 
 
 def load_network(path: Path, dtype: str | None, quantize: str | None = None) -> tuple[DFlash, list[Path]]:
@@ -139,17 +149,18 @@ def load_network(path: Path, dtype: str | None, quantize: str | None = None) -> 
     files, file = weight_files(path), path / "config.json"
     config = read_json(file)
     tensor_shapes(file, config, files)
-
-    def build() -> DFlash:
-        try:
-            return build_network(DFlashConfig.from_dict(config))
-        except ModelError as error:
-            raise ModelError(f"{file}: {error}") from None
-
-    network: DFlash = opened(path, "config.json", build)
+    network: DFlash = opened(path, "config.json", partial(build_dflash, file, config))
     fill_network(path, files, network, config.get("quantization"))
     make_ready_drafter(path, network, wanted, quantize)
     return network, files
+
+
+def build_dflash(file: Path, config: Mapping[str, Any]) -> DFlash:
+    """The network that a config.json describes, without its weights."""
+    try:
+        return build_network(DFlashConfig.from_dict(config))
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from None
 
 
 def make_ready_drafter(path: Path, network: Any, dtype: mx.Dtype | None, quantize: str | None) -> None:
@@ -218,7 +229,7 @@ def make_ready(path: Path, model: Any, dtype: mx.Dtype | None) -> None:
     if dtype is not None:
         cast_weights(model, dtype)
     parameters = dict(tree_flatten(model.parameters()))
-    mx.eval(list(parameters.values()))
+    opened(path, "the weights", lambda: mx.eval(list(parameters.values())))
     for name, value in parameters.items():
         if mx.issubdtype(value.dtype, mx.floating) and not mx.all(mx.isfinite(value)).item():
             raise ModelError(f"{path}: {name} holds NaN or infinite weights")

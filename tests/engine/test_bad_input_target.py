@@ -182,3 +182,21 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(bench: Bench):
     reweigh(bench.target, shorten)
     rewrite(bench.target, vocab_size=50)
     assert "the tokenizer gives token" in bench.refused("--drafter", "none")
+
+
+@pytest.mark.parametrize(
+    ("switches", "says"),
+    [
+        (("--kv", "affine:4,64"), "--kv affine:4,64"),
+        (("--drafter", "./nowhere"), "nowhere is not a folder"),
+        (("--drafter-kv", "affine:4,64"), "--drafter-kv affine:4,64"),
+        (("--quantize", "4"), "the model is packed already"),
+    ],
+)
+def test_switches_are_refused_before_weights_are_read(
+    bench: Bench, tmp_path: Path, switches: tuple[str, str], says: str
+):
+    if switches[0] == "--quantize":
+        bench.target = families.save(tmp_path / "packed", "llama", quantized=True)
+    reweigh(bench.target, spoil("model.norm.weight", float("nan")))  # reading them all would say so
+    assert says in bench.refused(*switches)

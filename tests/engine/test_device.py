@@ -109,3 +109,12 @@ def test_a_narrow_model_uses_one_thread_unless_the_environment_says_otherwise():
     assert (wide, narrow) == (before, "None" if before == "None" else "1")
     before, wide, narrow = child(script, OPENBLAS_NUM_THREADS="2").stdout.split()
     assert before == wide == narrow
+
+
+@linux
+def test_what_a_limit_on_the_address_space_leaves_is_free():
+    limit = "import resource as r, psutil; from engine.device import RESERVED, free_memory; import mlx.core; "
+    limit += "most = psutil.Process().memory_info().vms + RESERVED + 2**26; "
+    limit += "r.setrlimit(r.RLIMIT_AS, (most, -1))"
+    done = child(f"{limit}; print(free_memory())")
+    assert 0 < int(done.stdout) <= 2**26, done.stderr

@@ -280,3 +280,11 @@ def test_with_nominal_costs_the_blocks_depend_on_the_tokens_alone():
 
     assert run(cheap) == run(linear)
     assert len(set(run(cheap))) > 2
+
+
+def test_block_at_the_end_of_a_text_may_be_of_any_length():
+    draft_length = AdaptiveDraftLength(8)
+    simulate(draft_length, cheap, lambda _: 0.8, 60)
+    for block in range(2, draft_length.largest + 1):
+        draft_length.record(block, 1, 1.5, 0.2)
+    assert draft_length.choose(64) in (1, *draft_length.blocks)

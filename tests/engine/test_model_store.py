@@ -344,6 +344,10 @@ def test_names_are_added_drafted_with_and_removed(engine: Run, home: Path, tmp_p
     assert [each["drafter"] for each in document["drafters"]] == [
         "prompt-lookup", str(home / "kakeya-models" / "mine-8bit"),
     ]  # fmt: skip
+    assert (document["default_drafter"], document["memory"]["drafter"] > 0) == ("prompt-lookup", True)
+    for switch in ("--drafter-quantize=8,32", "--drafter-kv=affine:4,32"):
+        err = engine("generate", "--model", "mine", switch, "ab")[2]
+        assert "leave it out, or give --drafter: by default prompt-lookup drafts" in err
     for name in ("mine", "mine-8bit"):
         assert engine("model", "remove", name)[0] == 0
     assert (list((home / "kakeya-models").iterdir()), folder.is_dir()) == ([], True), (

@@ -172,3 +172,31 @@ def test_a_seed_that_is_no_number_is_refused(capsys, models: list[str]):
     code, _, err = call(capsys, "kv", "--seed", "moon", *models)
     assert code == 2
     assert "'moon' is not a valid integer" in err
+
+
+def test_acceptance_has_a_report_a_drafter_and_one_table(
+    capsys: pytest.CaptureFixture[str], models: list[str], tmp_path: Path
+):
+    short = tmp_path / "short.jsonl"
+    write(short, {"id": "one", "prompt": "ab ab ab ab"})
+    switches = [
+        "--limit=1",
+        "--max-tokens=4",
+        "--block=2",
+        "--policies=sink-window:1,8",
+        f"--prompts={short}",
+    ]
+    report = tmp_path / "matrix.json"
+    code, out, err = call(
+        capsys, "acceptance", *models, "--drafter=prompt-lookup", *switches, f"--report={report}"
+    )
+    assert (code, out.count('{"kind"')) == (0, 1), err
+    rows = json.loads(out.splitlines()[-1])["drafters"]
+    assert [(row["drafter"], row["report"]) for row in rows] == [
+        ("drafter", str(report)),
+        ("prompt-lookup", str(tmp_path / "matrix-prompt-lookup.json")),
+    ]
+    for row, name in zip(rows, ("dflash", "prompt-lookup"), strict=True):
+        document = json.loads(Path(row["report"]).read_text())
+        assert {arm["system"]["drafter"] for arm in document["arms"]} == {name}
+        assert {each["policy"] for each in row["policies"]} == {"native", "sink-window:1,8@all"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from bridge.evidence.gate import judge
 from engine.cli import run
 from engine.config import Engine, Options, open_engine
 from engine.device import prepare
-from engine.errors import ConfigurationError, PromptError
+from engine.errors import ConfigurationError, MachineError, PromptError
 from engine.evaluation.perplexity import (
     SAMPLE,
     PerplexitySwitches,
@@ -24,7 +25,9 @@ from engine.evaluation.perplexity import (
     read_text,
     score,
 )
+from engine.memory import fit
 from tests.engine.evaluation.test_measurements import check, quiet
+from tests.engine.refusals import reweigh, spoil
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 2, 38, 4, 6, 26, 43, 3]
 
@@ -77,6 +80,16 @@ def test_packed_weights_are_compared_with_those_stored(folders: tuple[Path, Path
     ours, native = open_pair(Options(folders[0], quantize="8,32"))
     assert native.options.quantize is None
     assert score(ours, TOKENS, 4).nll != score(native, TOKENS, 4).nll
+
+
+def test_room_for_both_is_wanted_before_either_is_read(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = Path(copytree(folders[0], tmp_path / "target"))
+    reweigh(folder, spoil("model.norm.weight", float("nan")))  # reading them all would say so
+    monkeypatch.setattr("engine.memory.free_memory", lambda: fit(folder, free=0).needed)
+    with pytest.raises(MachineError, match="does not fit in memory twice, packed and as stored"):
+        open_pair(Options(folder, quantize="8,32"))
 
 
 def test_a_chunk_begins_as_the_tokenizer_begins_a_text(native: Engine):
