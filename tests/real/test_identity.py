@@ -8,7 +8,7 @@ import pytest
 
 from tests.real.models import GEMMA, SMOL, opened, ours, problems, reference
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(20_000)]
 DRAFTERS = {
     SMOL: ("prompt-lookup", f"{SMOL}-4bit", f"prompt-lookup+{SMOL}-4bit"),
     GEMMA: ("prompt-lookup", f"{GEMMA}-4bit", f"prompt-lookup+{GEMMA}-4bit"),
@@ -31,7 +31,7 @@ def differing(real_folder: Path, model: str, count: int, step: int) -> list[str]
     return found
 
 
-@pytest.mark.parametrize(("model", "count", "step"), [(SMOL, 164, 41), (GEMMA, 40, 20)])
+@pytest.mark.parametrize(("model", "count", "step"), [(SMOL, 164, 82), (GEMMA, 40, 40)])
 def test_some_of_humaneval_is_as_mlx_lm_decodes_it(real_folder: Path, model: str, count: int, step: int):
     assert differing(real_folder, model, count, step) == []
 

@@ -116,8 +116,8 @@ def test_a_disturbed_measurement_starts_over_and_says_so(
             engine, prompts, switches, prepare(), progress=lambda *seen: phases.append(seen[2])
         )
     )
-    assert document["restarts"][0]["after_samples"] == 6
-    assert "one token of plain decoding took" in document["restarts"][0]["reason"]
+    assert document["restarts"][0]["after_samples"] == 9  # the third prompt is about as long as the second
+    assert "one token took" in document["restarts"][0]["reason"]
     assert phases.count("measuring again") == 1
     assert [len(arm["samples"]) for arm in document["arms"]] == [4, 4, 4]
     assert len(document["order"]) == 12
@@ -206,7 +206,7 @@ def test_too_little_to_time_claims_no_speed_by_itself(
 
 @pytest.mark.slow
 def test_without_a_drafter_only_the_baseline_is_measured(folders: tuple[Path, Path], prompts: list[Prompt]):
-    engine = open_engine(Options(folders[0]))
+    engine = open_engine(Options(folders[0], "none"))
     document = check(measure_throughput(engine, prompts, Switches(max_tokens=8), prepare(), progress=quiet))
     assert [arm["name"] for arm in document["arms"]] == ["plain"]
     assert (document["claims"], document["summary"]["comparisons"]) == ([], [])
@@ -218,7 +218,7 @@ def test_without_a_drafter_only_the_baseline_is_measured(folders: tuple[Path, Pa
 def test_recall_runs_the_system_the_oracle_and_the_control(engine: Engine, tmp_path: Path):
     rows = [needle_row(), needle_row(id="r-2", prompt=f"2 {needle_row()['prompt']}")]
     prompts = load_prompts(str(write(tmp_path / "p.jsonl", *rows)))
-    switches = RecallSwitches(max_tokens=6, min_recall=0.5)
+    switches = RecallSwitches(max_tokens=6, min_recall=0.5, claim="parity")  # so few do not by themselves
     document = check(measure_recall(engine, prompts, switches, prepare(), progress=quiet, request=REQUEST))
     ours, oracle, control = document["arms"]
     assert [arm["role"] for arm in (ours, oracle, control)] == ["sut", "oracle", "control"]
