@@ -243,7 +243,8 @@ class _Batch:
         steps = []
         for row, ((each, draft), verdict) in enumerate(zip(pairs, verdicts, strict=True)):
             each.observe((each.bonus, *verdict.tokens[:-1]), rows if rows is None else rows[row : row + 1])
-            record = Round(1 + len(draft), verdict.accepted, draft_s, seconds - draft_s)
+            looked_up = draft.chances is not None
+            record = Round(1 + len(draft), verdict.accepted, draft_s, seconds - draft_s, looked_up)
             steps.append(each.emit(verdict.tokens, record, verdict.stopped))
         # learn from one of the longest drafts, each sequence in its turn
         whole = [pair for pair in zip(drafts, verdicts, strict=True) if len(pair[0]) == block - 1]

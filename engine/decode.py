@@ -42,6 +42,7 @@ class Round:
     # until the drafts were launched; with `stage_times`, and where the draft length asks, until computed
     draft_s: float
     verify_s: float  # the rest
+    looked_up: bool = False  # its drafts are from a look-up, not from a network
 
 
 @dataclass(frozen=True)
@@ -221,9 +222,9 @@ class _Loop:
         verdict = unpack(values, self.stops)
         seconds = self.launch_s + perf_counter() - started
         self.session.commit((self.bonus, *verdict.tokens[:-1]), rows)
-        record = Round(self.block, verdict.accepted, drafting_s, seconds - drafting_s)
-        numbers, looked_up = values[1 + self.block :], draft.chances is not None
-        return self._emit(verdict.tokens, record, verdict.stopped, numbers, looked_up=looked_up)
+        looked_up = draft.chances is not None
+        record = Round(self.block, verdict.accepted, drafting_s, seconds - drafting_s, looked_up)
+        return self._emit(verdict.tokens, record, verdict.stopped, values[1 + self.block :])
 
     def plain_steps(self) -> Iterator[Step]:
         """Pipelined plain steps until the draft length chooses a block or the sequence ends."""
@@ -288,7 +289,6 @@ class _Loop:
         *,
         plan: bool = True,
         learn: bool = True,
-        looked_up: bool = False,
     ) -> Step:
         """Book a finished round, and start drafting the next block before its tokens are handed out."""
         self.bonus = tokens[-1]
@@ -301,7 +301,7 @@ class _Loop:
                 record.accepted,
                 record.draft_s + record.verify_s,
                 record.draft_s,
-                looked_up=looked_up,
+                looked_up=record.looked_up,
             )
         if stopped or self.remaining < 1:
             self.finish = "stop" if stopped else "length"

@@ -249,6 +249,7 @@ class VerifyRound(Frozen):
     accepted: Annotated[int, Field(ge=0, le=1023)]
     draft_s: Amount
     verify_s: Amount
+    looked_up: bool = False  # the drafts are from a look-up in the text, not from a network
 
 
 class Cache(Frozen):

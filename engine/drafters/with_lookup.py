@@ -41,11 +41,16 @@ class DraftScore:
         return 1 + (self._confirmed + TRUST * self._believed) / (self._trials + TRUST)
 
 
+def network_of(drafter: Drafter) -> Drafter:
+    """The drafter beside the look-ups, or the drafter itself."""
+    return drafter.other if isinstance(drafter, WithLookup) else drafter
+
+
 class WithLookup:
     """Two drafters, told of the same tokens."""
 
     def __init__(self, other: Drafter) -> None:
-        self._lookup, self._other = PromptLookup(), other
+        self._lookup, self.other = PromptLookup(), other
         self.name = f"{self._lookup.name}+{other.name}"
         self.target_layers, self.block_size = other.target_layers, other.block_size
         self._forget()
@@ -55,32 +60,32 @@ class WithLookup:
         self._asked = False  # the other, for the round on its way
 
     def bind(self, target: Target) -> None:
-        self._other.bind(target)
-        self.target_layers = self._other.target_layers
+        self.other.bind(target)
+        self.target_layers = self.other.target_layers
 
     def twin(self) -> "WithLookup":
-        return WithLookup(self._other.twin())
+        return WithLookup(self.other.twin())
 
     def start(self) -> None:
         self._lookup.start()
-        self._other.start()
+        self.other.start()
         self._forget()
 
     def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
         self._lookup.observe(tokens, None)
-        self._other.observe(tokens, hidden_states)
+        self.other.observe(tokens, hidden_states)
         if self._asked:
             self._asked = False
             self._other_score.add(len(tokens) - 1)
 
     def rewind(self, count: int) -> bool:
-        if not (self._other.rewind(count) and self._lookup.rewind(count)):
+        if not (self.other.rewind(count) and self._lookup.rewind(count)):
             return False
         self._forget()
         return True
 
     def mark(self) -> Callable[[], None]:
-        lookup, other = self._lookup.mark(), self._other.mark()
+        lookup, other = self._lookup.mark(), self.other.mark()
 
         def back() -> None:
             lookup()
@@ -94,7 +99,7 @@ class WithLookup:
         if len(looked_up) and looked_up.expected[-1] > FREE * min(self._other_score.tokens, 1 + count):
             self._other_score.fade(FADE)
             return looked_up
-        draft = self._other.propose(bonus, count, sampler)
+        draft = self.other.propose(bonus, count, sampler)
         self._asked = len(draft) > 0
         return draft
 
@@ -103,22 +108,22 @@ class WithLookup:
 
     @property
     def backlog(self) -> int:
-        return self._other.backlog
+        return self.other.backlog
 
     def draft_forwards(self, count: int) -> int:
-        return self._other.draft_forwards(count)
+        return self.other.draft_forwards(count)
 
     def try_forward(self) -> None:
-        self._other.try_forward()
+        self.other.try_forward()
 
     @property
     def nbytes(self) -> int:
-        return self._lookup.nbytes + self._other.nbytes
+        return self._lookup.nbytes + self.other.nbytes
 
     @property
     def mark_nbytes(self) -> int:
-        return self._other.mark_nbytes
+        return self.other.mark_nbytes
 
     @property
     def forwards(self) -> int:
-        return self._other.forwards
+        return self.other.forwards

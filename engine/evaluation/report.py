@@ -61,7 +61,13 @@ def sample(
             text=outcome.text,
             path=outcome.path,
             rounds=tuple(
-                model.VerifyRound(**{name: round(value, DIGITS) for name, value in vars(item).items()})
+                model.VerifyRound(
+                    block=item.block,
+                    accepted=item.accepted,
+                    draft_s=round(item.draft_s, DIGITS),
+                    verify_s=round(item.verify_s, DIGITS),
+                    **({"looked_up": True} if item.looked_up else {}),
+                )
                 for item in outcome.rounds
             ),
             cache=model.Cache(

@@ -141,7 +141,8 @@ class ResponseBuilder(ABC):
             asked |= {"token_ids": self.tokens, "prompt_token_ids": self.decoded.prompt}
         if self._request.return_rounds and ours:
             asked["rounds"] = [
-                (r.block, r.accepted, round(r.draft_s, 7), round(r.verify_s, 7)) for r in outcome.rounds
+                (r.block, r.accepted, round(r.draft_s, 7), round(r.verify_s, 7), r.looked_up)
+                for r in outcome.rounds
             ]
             asked["kept_positions"] = outcome.kept
             if (use := outcome.kv) is not None:

@@ -412,7 +412,9 @@ class Provenance(Reply):
     cache_strategy: str | None = _omitted("How an external engine was given the channel's caches.")
     token_ids: list[int] | None = _omitted()
     prompt_token_ids: list[int] | None = _omitted()
-    rounds: list[tuple[int, int, float, float]] | None = _omitted("Block, accepted, draft_s, verify_s.")
+    rounds: list[tuple[int, int, float, float, bool]] | None = _omitted(
+        "Block, accepted, draft_s, verify_s, looked_up."
+    )
     kept_positions: int | None = _omitted("The most that a layer with a window still sees.")
     coded: CodedValues | None = _omitted()
 

@@ -19,6 +19,7 @@ from engine.config import Engine
 from engine.detokenize import text_of
 from engine.device import read_float, read_tokens, wait
 from engine.drafters.base import Drafter
+from engine.drafters.with_lookup import network_of
 from engine.evaluation.prompts import answer_of
 from engine.evaluation.report import needle_result
 from engine.evaluation.throughput import IGNORE_STOPS
@@ -206,7 +207,9 @@ def replay(
             said = tokens[done : done + kept]  # the bonus, and the drafts that were confirmed
             proposed: list[int] = []
             if each.block > 1 and drafter is not None:
-                proposed = read_tokens(drafter.propose(said[0], each.block - 1, None).tokens)
+                # Which of the two drafted depends on times; a row says it.
+                draft = drafter.look_up if each.looked_up else network_of(drafter).propose
+                proposed = read_tokens(draft(said[0], each.block - 1).tokens)
             found = _forward(session, [*said, *proposed[kept - 1 :]], kept)
             logits.append(found[:kept])
             drafts.append(len(proposed))

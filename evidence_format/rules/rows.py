@@ -228,6 +228,8 @@ def silent_fallback(case: Case) -> Iterator[str]:
         if len(paths) == 1 and not paths <= expected:  # several are MIXED_PATHS
             declared = f"loop {shown(system.loop)}, drafter {shown(system.drafter)}"
             yield f"arm {arm.label} declares {declared}, but {several([*paths])} ran"
+        if not system.looks_up and any(turn.looked_up for turn in arm.rounds):
+            yield f"arm {arm.label} declares drafter {shown(system.drafter)}, but looked drafts up"
         if odd := [sample.prompt_id for sample in arm.samples if not _blocks_fit(system, sample)]:
             yield f"arm {arm.label} declares block {shown(system.block)}, but not so ran {several(odd)}"
     yield from _contradicted_switches(case)
