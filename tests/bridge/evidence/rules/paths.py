@@ -26,6 +26,11 @@ def short_finds(document: Document) -> None:
     settle(document)
 
 
+def looked_up(document: Document) -> None:
+    """A round whose drafts were found in the text."""
+    rows(document, "speculative")[0]["rounds"][0]["looked_up"] = True
+
+
 def engine_never_ran(document: Document) -> None:
     document["liveness"]["drafter_forwards"] = 0
 
@@ -106,6 +111,7 @@ RULES = Rules(
         ("ENGINE_NEVER_RAN", "throughput", chain(drafter("prompt-lookup", 0), plain_steps_alone)),
         ("SILENT_FALLBACK", "throughput", fixed_block),
         ("SILENT_FALLBACK", "throughput", short_finds),
+        ("SILENT_FALLBACK", "throughput", looked_up),
         ("SILENT_FALLBACK", "throughput", chain(only("identical_output"), all_rounds_plain_but_declared)),
         (
             "SILENT_FALLBACK",
@@ -129,6 +135,7 @@ RULES = Rules(
     honest=[
         ("throughput", chain(drafter("prompt-lookup", 0), short_finds)),
         ("throughput", chain(drafter("prompt-lookup+dflash", 5000), short_finds)),
+        ("throughput", chain(drafter("prompt-lookup+dflash", 5000), looked_up)),
         ("throughput", drafter("prompt-lookup", 0)),
         ("throughput", drafter("prompt-lookup+dflash", 1)),
         ("throughput", drafter("autoregressive", 5000)),
