@@ -22,7 +22,7 @@ class Spy:
 
     def __init__(self, drafter: Any, patch: pytest.MonkeyPatch) -> None:
         self.calls = 0
-        inner = getattr(drafter, "_other", drafter)
+        inner = getattr(drafter, "other", drafter)
         if hasattr(inner, "_model"):
             self._watch(patch, Target, "forward", inner._model)
         elif hasattr(inner, "network"):

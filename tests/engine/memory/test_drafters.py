@@ -77,13 +77,13 @@ def at_work(drafter: Drafter, target: LoadedTarget, observed: list[int]) -> int:
         drafter.observe(list(range(5, 5 + count)) if count < 200 else [7] * count, hidden_states)
     drafter.propose(9, BLOCK - 1)
     if isinstance(drafter, WithLookup):
-        drafter._other.propose(9, BLOCK - 1)  # whichever of them spoke
+        drafter.other.propose(9, BLOCK - 1)  # whichever of them spoke
     return drafter.nbytes
 
 
 def weights_of(drafter: Any) -> int:
     """Bytes of a loaded drafter's weights."""
-    inner = getattr(drafter, "_other", drafter)
+    inner = getattr(drafter, "other", drafter)
     network = inner.network if hasattr(inner, "network") else getattr(inner, "_model", None)
     if network is None:
         return 0
