@@ -127,8 +127,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RepoFixture]:
 def test_these_are_all_the_jobs() -> None:
     assert len(JOBS) == 17
     asked = {presets.get(name).name for name in JOBS}
-    # `verify` needs a finished request: tests/bridge/runner/test_verify_preset.py runs it. `acceptance` takes minutes:
-    # tests/engine/cli/test_shootout.py runs its command.
+    # `verify` needs a finished request: tests/bridge/runner/test_verify_preset.py runs it. `acceptance` takes
+    # minutes: tests/engine/cli/test_shootout.py runs its command.
     assert asked == set(presets.load_all()) - set(OURS) - {"verify", "acceptance"}
 
 
