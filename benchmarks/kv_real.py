@@ -66,7 +66,7 @@ def main() -> None:
         evaluate(
             f"kv-{name}",
             *("acceptance", *model, *drafter, "--policies", " ".join(FAST)),
-            *("--prompts", "code", "--limit", "2", "--max-tokens", "32"),
+            *("--speed-prompts", "code", "--speed-limit", "2", "--max-tokens", "32"),
         )
         held = {own: _held((*model, *drafter[:2], "--drafter-kv", own)) for own in DRAFTERS_OWN}
         stored = write(f"kv-{name}", {"model": name, "kv": FAST[0], "drafter_kv": held})

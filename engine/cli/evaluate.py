@@ -164,8 +164,8 @@ def kv(**values: Any) -> None:
 
 @command.command("acceptance")
 @option("--policies", "Beside native [default: lattices of Q 38, 10, 4].", metavar="'SPEC …'")
-@option("--prompts", "Prompts without needles: sets, or a FILE.jsonl.", "code,maths", dest="speed_prompts")
-@option("--limit", "At most so many of each kind.", 5, dest="speed_limit")
+@option("--speed-prompts", "Prompts without needles: sets, or a FILE.jsonl.", "code,maths")
+@option("--speed-limit", "At most so many of each kind.", 5)
 @option("--max-tokens", "Tokens to generate for one.", 64)
 @shared.turn_options
 @model_option
@@ -183,16 +183,18 @@ def acceptance(drafter: tuple[str, ...], **values: Any) -> None:
     Examples:
       kakeya_engine eval acceptance --report acceptance.json
       kakeya_engine eval acceptance --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash \\
-          --drafter prompt-lookup --limit 10
+          --drafter prompt-lookup --speed-limit 10
       kakeya_engine eval acceptance --drafter prompt-lookup --policies 'lattice:e8,38@all rotated:4,64'
     """  # noqa: D301 - click wants the character itself
     values["drafter"] = drafter[0] if drafter else None
     call, policies = EvaluationCall(values), values.pop("policies")
     from engine.cli.tables import acceptance_table, kv_figures, kv_table
+    from engine.evaluation.haystack import Haystack
     from engine.evaluation.kv import MATRIX, KVSwitches, drafters_here, measure_kv, open_shootout, settled
 
     chosen = MATRIX if policies is None else tuple(policies.split())
-    switches = KVSwitches(policies=chosen, chat=call.chat, retrieval=False, **values)
+    values |= {"chat": call.chat, "retrieval": False, "haystack": Haystack()}  # no prompt is made up
+    switches = KVSwitches(policies=chosen, **values)
     switches.check()
     first = call.options.drafter
     specs = drafter or ((first,) if first else drafters_here(call.options.model))

@@ -52,6 +52,7 @@ JOBS: dict[str, tuple[str, ...]] = {
 }
 # Presets that no job of the earlier system was like.
 OURS = {
+    "acceptance": ("limit=1", "max_tokens=16", "prompts=code", "policies=affine:4,64"),
     "perplexity": ("chunk=64", "limit=8"),
     "proposer": ("limit=2", "max_tokens=24", "kv=sink-window:4,512"),
     "quality": ("limit=2", "max_tokens=24"),
@@ -127,9 +128,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RepoFixture]:
 def test_these_are_all_the_jobs() -> None:
     assert len(JOBS) == 17
     asked = {presets.get(name).name for name in JOBS}
-    # `verify` needs a finished request: tests/bridge/runner/test_verify_preset.py runs it. `acceptance` takes
-    # minutes: tests/engine/cli/test_shootout.py runs its command.
-    assert asked == set(presets.load_all()) - set(OURS) - {"verify", "acceptance"}
+    # `verify` needs a finished request: tests/bridge/runner/test_verify_preset.py runs it.
+    assert asked == set(presets.load_all()) - set(OURS) - {"verify"}
 
 
 # The other name of a preset that has run with the same parameters would run the same again.

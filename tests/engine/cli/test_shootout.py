@@ -180,11 +180,11 @@ def test_acceptance_has_a_report_a_drafter_and_one_table(
     short = tmp_path / "short.jsonl"
     write(short, {"id": "one", "prompt": "ab ab ab ab"})
     switches = [
-        "--limit=1",
+        "--speed-limit=1",
         "--max-tokens=4",
         "--block=2",
         "--policies=sink-window:1,8",
-        f"--prompts={short}",
+        f"--speed-prompts={short}",
     ]
     report = tmp_path / "matrix.json"
     code, out, err = call(
