@@ -145,7 +145,8 @@ class Session(AbstractContextManager["Session"]):
                     rows = restoration.forward(fed, self.caches, self._hooks, len(part), len(self.tokens))
                 self.transaction.settle()
                 waiting = restoration.waiting if restoration else None
-                wait([cache.state for cache in self.caches], rows, waiting)
+                # not for the rows: what a drafter alone reads of the last layers is computed when it drafts
+                wait([cache.state for cache in self.caches], waiting)
             except BaseException:
                 self._start_over()
                 raise
