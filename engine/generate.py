@@ -104,6 +104,11 @@ def chat_tokens(messages: Messages, tokenizer: Any, switches: ChatSwitches, name
 
     A switch that changes nothing is refused, so that no report says a model was told what it was not.
     """
+    if not tokenizer.has_chat_template:
+        raise PromptError(
+            f"prompt {name} is a conversation, and this model has no chat template; leave out --chat, or "
+            "take a model that was tuned for chat"
+        )
     turns = [{"role": role, "content": content} for role, content in messages]
     told = dict.fromkeys(THINKING_NAMES, switches.thinking == "on") if "--thinking" in switches.given else {}
 

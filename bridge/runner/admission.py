@@ -332,7 +332,8 @@ def _check_params(
         name = next(name for name, value in params.items() if preset.params[name].fault(value))
         is_model = preset.params[name].format == "model"
         key = ("models",) if is_model else ("presets", preset.name, "params", name)
-        raise Refusal(Reason.POLICY, message, error.remedy, key=key) from None
+        adding = "the Mac's owner offers another with: kakeya_mac runner models add NAME FOLDER"
+        raise Refusal(Reason.POLICY, message, adding if is_model else error.remedy, key=key) from None
 
 
 def check_machine(preset: Preset, config: RunnerConfig, params: Mapping[str, ParamValue]) -> None:

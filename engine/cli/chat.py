@@ -36,7 +36,7 @@ def command(
       kakeya_engine chat
       kakeya_engine chat demo@affine8 --temperature 0.8 --top-p 0.95
       kakeya_engine chat qwen3-4b --download --thinking on
-      kakeya_engine chat --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --kv affine8
+      kakeya_engine chat --model qwen3-4b --drafter qwen3-4b-dflash --kv affine8
       echo "Make a numbered list of: table, window, river." | kakeya_engine chat --json
     """  # noqa: D301 - click wants the character itself
     if model_id is not None and values["model"] is not None:
@@ -47,13 +47,20 @@ def command(
     prepare()
     from engine.chat import ChatOptions, Conversation
     from engine.cli.chat_terminal import ChatLoop, InputLines, Screen
-    from engine.registry import Places
+    from engine.model_store import named_here
+    from engine.registry import SEPARATOR, Places, Registry
     from engine.sampling import Sampling
 
     options = take(ChatOptions, values, sampling=take(Sampling, values))
     options.check()
     # it warns of long prompts, which are refused here
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    if model_id is not None and values["registry"] is None:  # a model of this machine, as --model has it
+        name, _, channel = model_id.partition(SEPARATOR)
+        known = {entry.name for entry in Registry.load().entries}
+        if name not in known and (folder := named_here(name)) is not None:
+            model_id, values["model"] = None, folder
+            values["channel"] = channel or values["channel"]
     registry = take_registry(values)
     model_id = model_id or registry.default
     screen, lines = Screen(as_json=as_json, stats=stats), InputLines(quiet=as_json)

@@ -65,7 +65,7 @@ def throughput(**values: Any) -> None:
       kakeya_engine eval throughput --report throughput.json
       kakeya_engine eval throughput --prompts code --limit 4 --block 8
       kakeya_engine eval throughput --prompts chat --max-tokens 384 --min-stops 0.9 --ignore-stops
-      kakeya_engine eval throughput --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
+      kakeya_engine eval throughput --model qwen3-4b --drafter qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
     call = EvaluationCall(values)
     from engine.cli.tables import throughput_table
@@ -97,7 +97,7 @@ def recall(**values: Any) -> None:
     Examples:
       kakeya_engine eval recall --report recall.json
       kakeya_engine eval recall --context 480 --depths 0,0.5,1 --per-depth 10 --seed 3
-      kakeya_engine eval recall --chat --thinking off --model ~/models/qwen3-4b
+      kakeya_engine eval recall --chat --thinking off --model qwen3-4b
       kakeya_engine eval recall --kv sink-window:4,64 --context 480
     """  # noqa: D301 - click wants the character itself
     call, haystack, seed = EvaluationCall(values), shared.take_haystack(values), values.pop("seed")
@@ -147,7 +147,7 @@ def kv(**values: Any) -> None:
       kakeya_engine eval kv --report kv.json
       kakeya_engine eval kv --policies 'affine:4,64 rotated:4,64 lattice-packed:e8,4@all'
       kakeya_engine eval kv --policies restored:learned --speed-prompts none --per-depth 8
-      kakeya_engine eval kv --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash --context 4000
+      kakeya_engine eval kv --model qwen3-4b --drafter qwen3-4b-dflash --context 4000
     """  # noqa: D301 - click wants the character itself
     call, haystack, policies = EvaluationCall(values), shared.take_haystack(values), values.pop("policies")
     from engine.cli.tables import depth_figures, kv_figures, kv_table
@@ -167,6 +167,7 @@ def kv(**values: Any) -> None:
 @option("--speed-prompts", "Prompts without needles: sets, or a FILE.jsonl.", "code,maths")
 @option("--speed-limit", "At most so many of each kind.", 5)
 @option("--max-tokens", "Tokens to generate for one.", 64)
+@several("--claim-bytes", "Claim that a policy's caches hold no more.", metavar="SPEC=BYTES")
 @shared.turn_options
 @model_option
 @several("--drafter", "As for generate [default: all that fit and are here].", metavar="SPEC")
@@ -182,7 +183,7 @@ def acceptance(drafter: tuple[str, ...], **values: Any) -> None:
     \b
     Examples:
       kakeya_engine eval acceptance --report acceptance.json
-      kakeya_engine eval acceptance --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash \\
+      kakeya_engine eval acceptance --model qwen3-4b --drafter qwen3-4b-dflash \\
           --drafter prompt-lookup --speed-limit 10
       kakeya_engine eval acceptance --drafter prompt-lookup --policies 'lattice:e8,38@all rotated:4,64'
     """  # noqa: D301 - click wants the character itself
@@ -266,7 +267,7 @@ def perplexity(as_json: bool, report_path: Path | None, **values: Any) -> None:
       kakeya_engine eval perplexity --kv lattice-packed:e8,4
       kakeya_engine eval perplexity --kv auto:4
       kakeya_engine eval perplexity --kv rotated:4,64 --max-increase 0.05 --report perplexity.json
-      kakeya_engine eval perplexity --model ~/models/qwen3-4b --quantize 4 --text wikitext.txt --limit 20
+      kakeya_engine eval perplexity --model qwen3-4b --quantize 4 --text wikitext.txt --limit 20
     """  # noqa: D301 - click wants the character itself
     request, runtime = take_request(values), prepare()
     from engine.cli.progress import shown_progress
@@ -277,6 +278,7 @@ def perplexity(as_json: bool, report_path: Path | None, **values: Any) -> None:
     options = take(Options, values)
     switches = PerplexitySwitches(**values)
     switches.check()
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns of long texts; chunks of it are read
     ours, native = open_pair(options)
     with shown_progress() as progress:
         report = measure_perplexity(ours, native, switches, runtime, progress=progress, request=request)
@@ -301,7 +303,7 @@ def humaneval(**values: Any) -> None:
 
     \b
     Examples:
-      kakeya_engine eval humaneval --limit 20 --model ~/models/qwen3-4b
+      kakeya_engine eval humaneval --limit 20 --model qwen3-4b
       kakeya_engine eval humaneval --problems HumanEval.jsonl.gz --execute --report humaneval.json
     """  # noqa: D301 - click wants the character itself
     call = EvaluationCall(values)
@@ -319,8 +321,8 @@ def gsm8k(**values: Any) -> None:
 
     \b
     Examples:
-      kakeya_engine eval gsm8k --prompts gsm8k-test.jsonl --limit 50 --model ~/models/qwen3-4b
-      kakeya_engine eval gsm8k --prompts gsm8k-test.jsonl --chat --model ~/models/qwen3-4b
+      kakeya_engine eval gsm8k --prompts gsm8k-test.jsonl --limit 50 --model qwen3-4b
+      kakeya_engine eval gsm8k --prompts gsm8k-test.jsonl --chat --model qwen3-4b
     """  # noqa: D301 - click wants the character itself
     call = EvaluationCall(values)
     from engine.evaluation.tasks import gsm8k_tasks
@@ -368,7 +370,7 @@ def server(
       kakeya_engine eval server --report server.json
       kakeya_engine eval server --prompts code --limit 2 --clients 8 --json
       kakeya_engine eval server --id demo@affine8
-      kakeya_engine eval server --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
+      kakeya_engine eval server --model qwen3-4b --drafter qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
     request, runtime = take_request(values), prepare()
     from engine.cli.progress import shown_progress

@@ -52,7 +52,7 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
       kakeya_engine generate --file prompt.txt --block 8 --json
       kakeya_engine generate --temperature 0.8 --top-p 0.95 --seed 7 "class Base"
       kakeya_engine generate --file prompt.txt --text > continuation.txt
-      kakeya_engine generate --model ~/models/qwen3-4b --drafter none "Once"
+      kakeya_engine generate --model qwen3-4b --drafter none "Once"
     """  # noqa: D301 - click wants the character itself
     text, text_only = _prompt_text(prompt, file), values.pop("text_only")
     content = [("user", text)] if values.pop("chat") else text

@@ -52,7 +52,7 @@ def command(**values: Any) -> None:
     Examples:
       kakeya_engine serve
       kakeya_engine serve --check
-      kakeya_engine serve --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
+      kakeya_engine serve --model qwen3-4b --drafter qwen3-4b-dflash
       KAKEYA_API_KEY=… kakeya_engine serve --host 0.0.0.0 --port 8000
       curl -s localhost:8080/v1/chat/completions -H 'content-type: application/json' \\
         -d '{"model": "demo", "messages": [{"role": "user", "content": "Name the third word."}]}'
@@ -83,7 +83,9 @@ def command(**values: Any) -> None:
 
     def ready(host: str, port: int) -> None:
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-        click.echo(f"kakeya_engine: serving {registry.default} and the other models under {url}", err=True)
+        others = len(registry.entries) - 1
+        served = f"{registry.default} and {others} more models" if others else registry.default
+        click.echo(f"kakeya_engine: serving {served} under {url}", err=True)
         click.echo(json.dumps({"url": url, "port": port, "models": registry.ids()}))
 
     serve(registry, serving, ready)

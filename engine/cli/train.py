@@ -49,8 +49,8 @@ def projector(
     \b
     Examples:
       kakeya_engine train projector --out ~/models/demo-projector
-      kakeya_engine train projector --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash \\
-          --out ~/models/qwen3-4b-projector --window 256 --length 2048 --texts-file corpus.jsonl
+      kakeya_engine train projector --model qwen3-4b --drafter qwen3-4b-dflash \\
+          --out qwen3-4b-projector --window 256 --length 2048 --texts-file corpus.jsonl
     """  # noqa: D301 - click wants the character itself
     prepare()
     from engine.cli.progress import shown_progress

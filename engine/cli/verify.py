@@ -47,7 +47,7 @@ def command(report: Path, as_json: bool, record: Path | None, **values: Any) -> 
     Examples:
       kakeya_engine verify report.json
       kakeya_engine verify report.json --sample 12 --record verification.json
-      kakeya_engine verify report.json --model ~/models/qwen3-4b --drafter ~/models/qwen3-4b-dflash
+      kakeya_engine verify report.json --model qwen3-4b --drafter qwen3-4b-dflash
     """  # noqa: D301 - click wants the character itself
     request, runtime = take_request(values), prepare()
     from engine.cli.progress import shown_progress

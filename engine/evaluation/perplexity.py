@@ -40,6 +40,8 @@ from evidence_format.model import (
 from evidence_format.text import text_digest, tokens_digest
 
 SAMPLE = "sample"
+TWICE = "does not fit in memory twice, packed and as stored"
+MORE = "free memory, or take a smaller model"
 SAMPLE_FILE = Path(__file__).parent / "prompts" / "prose-and-code.txt"
 
 
@@ -80,7 +82,10 @@ def open_pair(options: Options) -> tuple[Engine, Engine]:
         raise ConfigurationError("there is nothing to compare with native caches; give --kv or --quantize")
     if options.quantize is None:
         return ours, replace(ours, policy=NATIVE)
-    return ours, open_engine(replace(ours.options, kv=NATIVE.spec, quantize=None))
+    try:
+        return ours, open_engine(replace(ours.options, kv=NATIVE.spec, quantize=None))
+    except MachineError:  # the packing of the first took more than was predicted
+        raise MachineError(f"{options.model or SHIPPED_TARGET} {TWICE}; {MORE}") from None
 
 
 def require_both(options: Options) -> None:
@@ -89,10 +94,7 @@ def require_both(options: Options) -> None:
     packed = fit(model, kv=options.kv, dtype=options.dtype, quantize=options.quantize)
     stored = fit(model, dtype=options.dtype, free=max(packed.free - packed.needed, 0))
     if not stored.fits:
-        raise MachineError(
-            f"{model} does not fit in memory twice, packed and as stored: next to the packed one, "
-            f"{verdict(stored)}; free memory, or take a smaller model"
-        )
+        raise MachineError(f"{model} {TWICE}: next to the packed one, {verdict(stored)}; {MORE}")
 
 
 def measure_perplexity(

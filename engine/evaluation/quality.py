@@ -51,7 +51,10 @@ def measure_quality(
     switches.check()
     refuse_restoring(engine)
     if engine.alone and engine.policy == NATIVE:
-        raise ConfigurationError("there is nothing to compare with plain decoding; give --drafter or --kv")
+        raise ConfigurationError(
+            "there is nothing to compare with plain decoding; give --kv, or --drafter without "
+            "--no-speculation"
+        )
     evaluation = measure.Evaluation("quality", command, engine, switches, runtime, **context)
     encoded = measure.encode_all(engine, prompts, switches.chat)
     for arm in (measure.plain_arm(PLAIN), measure.our_arm(engine, OURS)):

@@ -174,6 +174,16 @@ def test_one_folder_serves_as_well_as_a_registry(chat: Chat):
     assert turn["x_kakeya"]["block"] == 4
 
 
+def test_a_model_of_this_machine_goes_by_its_name(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "kakeya-models").mkdir()
+    (tmp_path / "kakeya-models" / "mine").symlink_to(SHIPPED_TARGET)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    [turn] = chat.turns("Hello.\n", "mine@affine8", "--max-tokens", "2", "--no-speculation")
+    assert (turn["x_kakeya"]["kv_channel"], turn["x_kakeya"]["drafter"]) == ("affine8", None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -24,7 +24,7 @@ PLAIN = (
 )
 
 
-def tokenizer_with(folder: Path, template: str) -> Any:
+def tokenizer_with(folder: Path, template: str | None) -> Any:
     """The tiny target's tokenizer with another chat template."""
     from mlx_lm.utils import load_tokenizer
 
@@ -129,3 +129,8 @@ def test_reasoning_opened_by_the_prompt_is_removed():
     assert answer("13? 14?", "hi<assistant><think>\n") == ""
     assert answer("13? 14?</think>12", "hi<assistant><think>\n") == "12"
     assert answer("13? 14?", "hi<assistant>") == "13? 14?"
+
+
+def test_a_model_without_a_template_says_so(tmp_path: Path):
+    with pytest.raises(PromptError, match="this model has no chat template; leave out --chat"):
+        text(tokenizer_with(tmp_path, None), ChatSwitches())
