@@ -137,7 +137,7 @@ class _Sequence:
         prompt = self.request.prompt
         self.request.stops.start(prompt)
         for done in range(0, len(prompt) - 1, chunk):
-            session.take_in(prompt[done : min(done + chunk, len(prompt) - 1)])
+            session.prefill(prompt[done : min(done + chunk, len(prompt) - 1)])
         session.transaction.begin(1 + len(session.uncached))
         logits, rows = session.forward(mx.array([[*session.uncached, prompt[-1]]], mx.int32))
         token = read_token(next_token(logits[0, -1:], self.request.sampler))

@@ -176,7 +176,7 @@ class _Loop:
         self.stops.start(prompt)
         done, last = self.session.resume(prompt), len(prompt) - 1
         while done < last:
-            self.session.take_in(prompt[done : min(done + chunk, last)])
+            self.session.prefill(prompt[done : min(done + chunk, last)])
             done += chunk
         self.selector.start(prompt)
         _, packed, rows = self._launch([*self.session.uncached, prompt[last]], self.selector.so_far)

@@ -45,7 +45,7 @@ class PromptError(InputError):
 
 
 class MachineError(EngineError):
-    """This machine lacks something for now: the network, room on the disk, memory."""
+    """This machine lacks something for now: the network, disk space, memory."""
 
 
 class GenerationError(EngineError):

@@ -151,7 +151,7 @@ class Mask:
 
 
 def nameless(text: str) -> str:
-    """The same JSON with no string that looks like the name of a token, each of which the trial replaces."""
+    """The same JSON with no string that looks like the name of a token, since the trial replaces these."""
     return text.replace("<[", r"\u003c[")
 
 

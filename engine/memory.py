@@ -67,7 +67,7 @@ from evidence_format.policies import KINDS
 
 EVERY = "all"
 POLICIES = tuple(f"{kind}:exact" if kind == "restored" else kind for kind in KINDS)
-USUAL_CONTEXT = 4096  # tokens, where nobody says how many are wanted
+USUAL_CONTEXT = 4096  # tokens, where no context is asked for
 LARGEST_BATCH, LARGEST_CONTEXT = 4096, 2**30
 DEEPEST = 4096  # layers that are built without weights to say so
 

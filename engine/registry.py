@@ -567,17 +567,17 @@ def fetch(entry: ModelEntry, places: Places) -> Located:
     return locate(entry, places)
 
 
-def download(hub: str, revision: str | None, places: Places) -> Path:
+def download(hub: str, revision: str | None, places: Places, files: Sequence[str] = FETCHED) -> Path:
     """Bring the files of a repository that are not here yet into the hub's cache; returns their folder.
 
-    Files that were finished before a download broke off are kept; the others begin anew, since the hub's
+    Files that were finished before a download broke off are kept; the others start over, since the hub's
     library writes each download to a file of its own.
     """
     from huggingface_hub import snapshot_download
 
     where: dict[str, Any] = {"cache_dir": places.hub_cache, "endpoint": places.hub}
     with network_errors(hub):
-        return Path(snapshot_download(hub, revision=revision, allow_patterns=FETCHED, **where))
+        return Path(snapshot_download(hub, revision=revision, allow_patterns=list(files), **where))
 
 
 @contextmanager
@@ -610,9 +610,9 @@ def network_errors(source: str) -> Iterator[None]:
     # HTTPError: a connection was cut within a file; RuntimeError: likewise, from the library for large files.
     except (OSError, HTTPError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
-        room = "make room in the hub's cache, then " if getattr(error, "errno", None) == ENOSPC else ""
+        space = "free disk space in the hub's cache, then " if getattr(error, "errno", None) == ENOSPC else ""
         raise MachineError(
-            f"{source} cannot be downloaded: {why}; {room}run the same command again to go on "
+            f"{source} cannot be downloaded: {why}; {space}run the same command again to go on "
             "(finished files are kept)"
         ) from None
 

@@ -131,7 +131,7 @@ class Session(AbstractContextManager["Session"]):
         del self.tokens[count:]
         return count
 
-    def take_in(self, tokens: Sequence[int]) -> None:
+    def prefill(self, tokens: Sequence[int]) -> None:
         """Compute a part of a prompt, for good; where that fails, the session starts over."""
         restoration = self._restoration
         size = restoration.chunk if restoration else len(tokens)
@@ -175,7 +175,7 @@ class Session(AbstractContextManager["Session"]):
 
         def check() -> None:
             if self._turn is not turn:
-                raise ValueError("this continuation has ended: another one has begun in its session")
+                raise ValueError("this continuation has ended: another one was started in its session")
 
         try:
             yield check

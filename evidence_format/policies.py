@@ -32,7 +32,7 @@ CODED, RESTORED, WINDOWED = "CodedKV", "RestoredKV", "WindowedKV"
 FULL_KV = "full-kv"
 
 SOURCES = ("exact", "learned", "zeros", "noise")
-MEANINGFUL = ("exact", "learned")  # sources of which restoration can be claimed; the others are controls
+MEANINGFUL = ("exact", "learned")  # sources whose restoration can be claimed; the others are controls
 AFFINE_BITS, GROUPS, LATTICES = (2, 3, 4, 5, 6, 8), (32, 64, 128), ("d4", "e8")
 AUTO_BITS, AUTO_GROUP = range(2, 9), 64
 LARGEST_WINDOW = 2**20

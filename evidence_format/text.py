@@ -1,4 +1,4 @@
-"""Texts and tokens of a report: digests, quoting for messages, repetition, reasoning taken off answers."""
+"""Texts and tokens of a report: digests, quoting for messages, repetition, reasoning removed from answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARKS = (
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     ("<|channel>thought", "<channel|>"),
 )
-BARE_SETS = ("code", "chat")  # sets whose prompts ask nothing beside their content
+BARE_SETS = ("code", "chat")  # sets whose prompts ask nothing but their content
 
 
 def shown(value: object) -> str:

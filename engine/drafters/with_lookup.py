@@ -42,7 +42,7 @@ class DraftScore:
 
 
 def network_of(drafter: Drafter) -> Drafter:
-    """The drafter beside the look-ups, or the drafter itself."""
+    """The drafter that look-ups are combined with, or the drafter itself."""
     return drafter.other if isinstance(drafter, WithLookup) else drafter
 
 

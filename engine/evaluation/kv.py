@@ -166,7 +166,7 @@ def measure_kv(
     for prompt, tokens in zip(prompts, encoded, strict=True):
         if len(tokens) <= kept:
             raise PromptError(
-                f"prompt {prompt.id} has {len(tokens)} tokens, of which {kept} are kept and none restored; "
+                f"prompt {prompt.id} has {len(tokens)} tokens; {kept} are kept, and none is restored; "
                 "give longer ones, or --speed-prompts none"
             )
     limits = {
@@ -282,7 +282,7 @@ def examine(
     with _prefilled(engine, tokens) as session:
         found = distortion(native, _rows(session.caches), layers)
         if generated[:-1]:  # the last token is in no cache
-            session.take_in(generated[:-1])
+            session.prefill(generated[:-1])
         if (use := kv_use(session.caches)) is None:
             ours = _rows(session.caches)
             plain = [rows for layer in layers for rows in (ours[layer].keys, ours[layer].values)]
@@ -327,7 +327,7 @@ def _prefilled(engine: Engine, tokens: Sequence[int]) -> Iterator[Session]:
     options = replace(engine.options, compiled=False)
     with replace(engine, options=options, drafter=None).open_session(1) as session:
         for start in range(0, len(tokens) - 1, options.prefill_chunk):
-            session.take_in(tokens[start : min(start + options.prefill_chunk, len(tokens) - 1)])
+            session.prefill(tokens[start : min(start + options.prefill_chunk, len(tokens) - 1)])
         session.transaction.begin(len(session.uncached) + 1)
         session.forward(mx.array([[*session.uncached, tokens[-1]]], mx.int32))
         session.commit(tokens[-1:], None)

@@ -87,7 +87,7 @@ def load_prompts(name: str, limit: int | None = None, seed: int = 0) -> list[Pro
             kind = prompt_set(shipped)
             raise PromptError(f"prompt {prompt.id} belongs to the shipped set {kind}; use --prompts {kind}")
         if prompt.id in known.prompts:
-            raise PromptError(f"the id {prompt.id} is taken by a shipped prompt; rename this one")
+            raise PromptError(f"a shipped prompt has the id {prompt.id}; rename this one")
     sources: dict[str, str] = {}
     identifiers: set[str] = set()
     for prompt in prompts:

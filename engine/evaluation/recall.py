@@ -25,7 +25,7 @@ from evidence_format.rules.recall import FEWEST_DEPTHS, FEWEST_PROMPTS
 ORACLE = "oracle"
 CONTROL: Literal["no_needle"] = "no_needle"
 RESTORING_CONTROLS: tuple[Control, ...] = ("exact", "noise")
-LOSSLESS = ("native", "sliding-bounded")  # policies of which `auto` claims parity with the oracle
+LOSSLESS = ("native", "sliding-bounded")  # policies for which `auto` claims parity with the oracle
 DEPTHS = 12  # recall is reported for each of at most so many depths
 
 

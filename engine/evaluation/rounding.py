@@ -92,7 +92,7 @@ def paired_logits(target: LoadedTarget, run: Run, chunk: int) -> Iterator[tuple[
     with Session(target.target, None, headroom=headroom) as session:
         for start in range(0, len(run.prompt), chunk):
             part = run.prompt[start : start + chunk]
-            session.take_in(part)
+            session.prefill(part)
             target.target.forward(mx.array([part]), singles, None)
             wait([cache.state for cache in singles])
         done = 0

@@ -44,7 +44,7 @@ for _l, _v in ((_r.RLIMIT_CPU, 4), (_r.RLIMIT_AS, 1 << 30), (_r.RLIMIT_CORE, 0))
 PROFILE = """\
 (version 1)(allow default)(deny network*)(deny file-write*)
 (deny file-read* (subpath "/Users"))(allow file-read* (subpath (param "PYTHON")))"""
-SYSTEM = ("/usr", "/lib", "/lib64", "/bin")  # what a program may read, beside its interpreter
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin")  # what a program may read, in addition to its interpreter
 Score = Callable[[Sample], TaskResult]
 
 

@@ -7,9 +7,9 @@ position and the embedding of the token behind it:
     h' = norm(layer(x))                                        the target's own head turns h' into logits
 
 Applied to its own output h' and the token drafted from it, a head drafts one token more. Two layouts are
-known: Qwen stores ``mtp.*``; DeepSeek V3 and GLM store the head as layers behind the last one, of which the
-first is used. mlx-lm drops both when it loads a model, so they are read from the same folder, or from a file
-``mtp.safetensors`` beside the weights. Decoder layers and their stored names are mlx-lm's.
+known: Qwen stores ``mtp.*``; DeepSeek V3 and GLM store the head as layers behind the last one; the first
+of these is used. mlx-lm drops both when it loads a model, so they are read from the same folder, or from a
+file ``mtp.safetensors`` next to the weights. Decoder layers and their stored names are mlx-lm's.
 """
 
 import re

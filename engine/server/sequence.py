@@ -105,7 +105,7 @@ def decode_in_session(
     for end in (min(request.stable_prefix, total - 1), total - 1):
         while done < end:
             upto = min(done + chunk, end)
-            session.take_in(request.prompt[done:upto])
+            session.prefill(request.prompt[done:upto])
             done = upto
             yield PrefillProgress(done, total)
         if done == request.stable_prefix:

@@ -104,7 +104,7 @@ def load_target(
     config = read_json(path / "config.json")
     stops = check_target(path, config, files)
     tokenizer = tokenizer_of(path, stops)
-    # lazily: what cannot be packed is refused before it is read, and packing needs no room for all of it
+    # lazily: what cannot be packed is refused before it is read, and packing never holds all of it in memory
     model, _ = opened(path, "the model", lambda: load_model(path, lazy=True), config)
     if quantize is not None:
         quantize_target(model, quantize, option)

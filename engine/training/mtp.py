@@ -1,4 +1,4 @@
-"""Training a next-token head for a target of which none is published.
+"""Training a next-token head for a target without a published one.
 
 The head learns, at every position of texts, the token its target would choose after the next one, and so on
 the head's own output for another draft. It is written in DeepSeek's layout, where `--drafter mtp` finds it.
@@ -82,7 +82,7 @@ def train_head(
 
 
 def write_head(network: MTPHead, config: dict[str, Any], folder: Path) -> None:
-    """Write ``mtp.safetensors`` in float16, and the target's ``config.json`` beside it if there is none."""
+    """Write ``mtp.safetensors`` in float16, and the target's ``config.json`` next to it if there is none."""
     names = {ours: theirs for theirs, ours in PARTS.items() if theirs in ("eh_proj", "enorm", "hnorm")}
     names["norm"] = "shared_head.norm"
     stored = {}

@@ -200,7 +200,7 @@ def replay(
     how: dict[str, Any] = {"policy": engine.policy, "restoration": engine.restoration}
     with Session(engine.target.target, drafter, headroom=headroom, compiled=False, **how) as session:
         for part in _chunks(engine, prompt):
-            session.take_in(part)
+            session.prefill(part)
         logits = [_forward(session, prompt[-1:], 1)]
         done = 0  # tokens before the one that is fed next
         for each, kept in zip(rounds, kept_by(rounds, len(tokens)) or [], strict=True):

@@ -91,8 +91,8 @@ def _problems(case: Case, claim: ReportClaim) -> Iterator[str]:
     """What is wrong with a claim: the first counts, as later ones rely on it."""
     kind, (arm, other) = CLAIMS[claim.name], _arms(case, claim)
     bound, figure = getattr(claim, kind.bound) if kind.bound else None, _figure(case, claim.name, arm, other)
-    taken = {"name", kind.bound, "arm" if kind.of_arm else None, "baseline" if kind.against else None}
-    yield from (f"takes no {name}" for name, value in claim if name not in taken and value is not None)
+    known = {"name", kind.bound, "arm" if kind.of_arm else None, "baseline" if kind.against else None}
+    yield from (f"takes no {name}" for name, value in claim if name not in known and value is not None)
     if kind.bound and (bound is None or not kind.lowest <= bound <= kind.highest):
         yield f"{kind.bound} is {bound}, not a number from {kind.lowest:g} to {kind.highest:g}"
     if arm is not None:

@@ -185,7 +185,7 @@ def parity_self(case: Case) -> Iterator[str]:
     if parity is None:
         return
     reference, subject, rounds = parity.reference, parity.subject, parity.rounds
-    name, *taken = (
+    name, *others = (
         "".join(filter(str.isalnum, each.casefold()))
         for each in (reference.implementation, subject.implementation, "", *PLACEHOLDERS)
     )
@@ -194,7 +194,7 @@ def parity_self(case: Case) -> Iterator[str]:
     differ = any(turn.hidden_max_abs or turn.logits_max_abs for turn in rounds)
     called = f"the reference is called {shown(reference.implementation)}, which is no other's name"
     yield from faults(
-        (name in taken, called),
+        (name in others, called),
         (reference.sha256 in digests, "the reference's digest is the subject's"),
         (not differ and not may_equal, f"nothing differs at all in {len(rounds)} rounds"),
     )

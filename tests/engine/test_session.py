@@ -204,7 +204,7 @@ def test_a_turn_that_is_held_and_not_closed_ends_where_the_next_begins(kind: str
         text = [*FIRST, *talk.turn(FIRST, 40, steps=steps, seed=steps, held=held)]
         prompt = [*text, *MORE]
         assert talk.prompt_cost(prompt) == len(MORE) + 1
-        with pytest.raises(ValueError, match="another one has begun in its session"):
+        with pytest.raises(ValueError, match="another one was started in its session"):
             next(held[0])
         emitted = talk.turn(prompt, 9, steps=3, seed=steps + 1, held=held)
         held[0].close()

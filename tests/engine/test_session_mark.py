@@ -20,7 +20,7 @@ def marked(talk: Conversation) -> None:
     """Take in the beginning of FIRST, mark, and decode far past it."""
     session = talk.session
     at = session.resume(FIRST)
-    session.take_in(FIRST[at:MARK])
+    session.prefill(FIRST[at:MARK])
     session.mark()
     assert session.marked == MARK
     talk.turn(FIRST, 31)
@@ -65,7 +65,7 @@ def test_a_prompt_that_takes_another_way_before_the_mark_forgets_it(family: str)
 def test_a_mark_holds_the_bytes_of_what_cannot_go_back():
     plain, sliding = (Session(target_of(name), None, headroom=BLOCK) for name in ("llama", "gemma3_text"))
     for session in (plain, sliding):
-        session.take_in(FIRST)
+        session.prefill(FIRST)
         session.mark()
     assert plain.mark_nbytes == 0  # rows can be trimmed at any time
     rings = sum(cache.nbytes for cache in sliding.caches if type(cache).__name__ == "SlidingRing")
@@ -80,7 +80,7 @@ def test_a_mark_holds_the_bytes_of_the_drafters_copies_too():
         drafter = BlockDrafter(native.network, parse_policy(policy))
         drafter.bind(target_of("llama"))
         session = Session(target_of("llama"), drafter, headroom=BLOCK)
-        session.take_in(FIRST)
+        session.prefill(FIRST)
         drafter.propose(FIRST[-1], BLOCK - 1)
         session.mark()
         assert 0 < session.mark_nbytes <= drafter.nbytes  # under native of its sliding layer alone
@@ -104,10 +104,10 @@ def test_policies_come_back_too(spec: str):
         ]
 
     with Session(target, None, headroom=BLOCK, policy=policy) as fresh:
-        fresh.take_in(FIRST[:MARK])  # in the same parts: a code may differ where rounding does
+        fresh.prefill(FIRST[:MARK])  # in the same parts: a code may differ where rounding does
         alone = tokens(fresh, other)
     with Session(target, None, headroom=BLOCK, policy=policy) as session:
-        session.take_in(FIRST[:MARK])
+        session.prefill(FIRST[:MARK])
         session.mark()
         tokens(session, FIRST)
         assert session.resume(other) == MARK

@@ -111,7 +111,7 @@ def test_keys_and_values_have_the_bits_of_their_own(head_dim):
     target = Target(families.build("llama", head_dim=head_dim))
     caches = new_caches(target.model, 4, parse_policy("rotated:8/2,32"))
     with Session(target, None, headroom=4, caches=caches, policy=parse_policy("rotated:8/2,32")) as session:
-        session.take_in(TEXT)
+        session.prefill(TEXT)
     use = kv_use(caches)
     assert use is not None
     assert 8 * use.nbytes / use.values == (8 + 2) / 2 + 1

@@ -59,7 +59,7 @@ def follow(policy: str, family: str, blocks: list[tuple[int, int]], compiled: bo
     with Session(
         target(family), None, headroom=HEADROOM, compiled=compiled, policy=parse_policy(policy)
     ) as session:
-        session.take_in(text[:5])
+        session.prefill(text[:5])
         done = 5
         for block, kept in blocks:
             fed = text[done : done + kept] + [7] * (block - kept)
@@ -162,7 +162,7 @@ def test_bytes_are_those_of_the_arrays_held_and_as_many_as_the_code_says(policy)
     chosen, model = parse_policy(policy), target("gemma3_text").model
     caches = new_caches(model, HEADROOM, chosen)
     with Session(target("gemma3_text"), None, headroom=HEADROOM, caches=caches, policy=chosen) as session:
-        session.take_in([7] * 300)
+        session.prefill([7] * 300)
     arrays = [
         array
         for cache in caches

@@ -104,7 +104,7 @@ def test_commands_are_obeyed_between_turns(chat: Chat, tmp_path: Path):
     said = err.splitlines()
     assert said[0] == f"2 messages written to {file}"
     assert said[1] == f"{file} exists already; give another name"
-    assert said[2] == "the last turn is taken back; 0 messages are left"
+    assert said[2] == "the last turn is removed; 0 messages are left"
     assert said[3] == "nothing has been said yet"
     assert said[4] == f"2 messages read from {file}"
     assert said[5:7] == ["model: demo@native", "answers: 2, 64 tokens"]
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_said_and_the_conversation_goes_on(chat: Chat):
     first, refused, last = chat.turns(script, "--max-tokens", "40")
     assert list(refused) == ["error"]
     assert "demo takes 1024" in refused["error"]
-    assert "nothing was sent: /undo takes back the last turn, /reset begins anew" in refused["error"]
+    assert "nothing was sent: /undo takes back the last turn, /reset starts over" in refused["error"]
     assert last["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["total_tokens"] - 1
 
 

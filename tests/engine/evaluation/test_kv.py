@@ -233,7 +233,7 @@ def test_shootout_drafts_without_lookups_in_equal_blocks(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policies": ("restored:zeros:4,150",)}, "code-001 has [0-9]+ tokens, of which 154 are kept"),
+        ({"policies": ("restored:zeros:4,150",)}, "code-001 has [0-9]+ tokens; 154 are kept"),
         ({"policies": ("sink-window:4,250",)}, "too short"),
         ({"speed_prompts": "retrieval"}, "retrieval-001 has one"),
     ],

@@ -138,7 +138,7 @@ def test_one_prompt_under_two_ids_is_refused(tmp_path: Path):
 
 def test_shipped_prompts_and_ids_are_refused_in_users_files(tmp_path: Path):
     other = {"id": "code-001", "prompt": "something else"}
-    with pytest.raises(PromptError, match="the id code-001 is taken by a shipped prompt"):
+    with pytest.raises(PromptError, match="a shipped prompt has the id code-001"):
         load_prompts(str(write(tmp_path / "own.jsonl", other)))
     [shipped] = load_prompts("code", 1)
     for name in (shipped.id, "mine"):

@@ -77,7 +77,7 @@ def first_layer_rows(family: str, source: str | None) -> list[mx.array]:
     """Rows after the prompt but its last token; those of the first layer depend on nothing restored."""
     with opened(family, source) as session:
         for done in range(0, len(PROMPT) - 1, 8):
-            session.take_in(PROMPT[done : min(done + 8, len(PROMPT) - 1)])
+            session.prefill(PROMPT[done : min(done + 8, len(PROMPT) - 1)])
         return rows_of(session)
 
 
@@ -127,7 +127,7 @@ def test_noise_is_repeatable_and_depends_on_the_seed() -> None:
         policy = parse_policy(f"restored:noise:{SINK},{WINDOW}")
         made = RestorationPlan("noise", SINK, WINDOW, seed=seed)
         with Session(target_of("llama"), None, headroom=1, policy=policy, restoration=made) as session:
-            session.take_in(PROMPT)
+            session.prefill(PROMPT)
             return rows_of(session)[0]
 
     assert mx.array_equal(rows(1), rows(1))
@@ -155,12 +155,12 @@ def test_later_turns_go_on_and_restore_what_they_push_out(family: str) -> None:
 def test_generated_tokens_stay_as_they_are() -> None:
     def rows(source: str | None) -> mx.array:
         with opened("llama", source) as session:
-            session.take_in(PROMPT)
+            session.prefill(PROMPT)
             generated = mx.array([[9, 8, 7, 6]], mx.int32)
             session.transaction.begin(4)
             session.forward(generated)
             session.commit([9, 8, 7, 6], None)
-            session.take_in(MORE)
+            session.prefill(MORE)
             return rows_of(session)[0]
 
     total = len(PROMPT) + 4 + len(MORE)
@@ -207,7 +207,7 @@ def test_closing_gives_modules_their_classes_back(family: str) -> None:
     policy = parse_policy(f"restored:exact:{SINK},{WINDOW}")
     sessions = [Session(target, None, headroom=1, policy=policy, restoration=plan("exact")) for _ in range(2)]
     for session in sessions:
-        session.take_in(PROMPT)
+        session.prefill(PROMPT)
     for session in sessions:
         session.close()
         session.close()
@@ -218,7 +218,7 @@ def test_a_failing_forward_starts_over() -> None:
     with opened("llama", "exact") as session, opened("llama", None) as native:
         wrong = [*PROMPT[:30], "no token"]
         with pytest.raises(ValueError):
-            session.take_in(wrong)  # type: ignore[arg-type]
+            session.prefill(wrong)  # type: ignore[arg-type]
         assert session.tokens == []
         assert said(session, PROMPT) == said(native, PROMPT)
 

@@ -99,7 +99,7 @@ class Both:
 
     def prefill(self, tokens: list[int]) -> None:
         for session in self.sessions:
-            session.take_in(tokens)
+            session.prefill(tokens)
         self.text += tokens
         self.check_caches()
 
@@ -277,7 +277,7 @@ def test_an_exception_while_tracing_leaves_caches_and_stage_usable(both: Callabl
 def test_few_graphs_serve_a_long_run(traces: Counter[tuple[int, ...]]):
     target = Target(families.build("gemma3_text"))
     with Session(target, None, headroom=HEADROOM) as session:
-        session.take_in(text_of(10))
+        session.prefill(text_of(10))
         random = tiny.seeded(0)
         for _ in range(150):
             count = random.randrange(1, HEADROOM + 1)
@@ -384,14 +384,14 @@ def test_weights_are_those_of_the_first_trace():
     model = families.build("llama")
     target = Target(model)
     with Session(target, None, headroom=4) as session:
-        session.take_in(text_of(9))
+        session.prefill(text_of(9))
         play(session, 4)
         nn.quantize(model, families.GROUP, families.BITS)
         session.transaction.begin(4)
         stale, _ = session.forward(mx.array([text_of(4)]))
         session.transaction.abort()
     with Session(Target(model), None, headroom=4) as session:
-        session.take_in(text_of(9))
+        session.prefill(text_of(9))
         play(session, 4)
         session.transaction.begin(4)
         fresh, _ = session.forward(mx.array([text_of(4)]))

@@ -144,7 +144,7 @@ def test_the_file_loads_and_restores(
     policy = parse_policy("restored:learned:4,8")
     plan = RestorationPlan("learned", 4, 8, learned)
     with Session(target.target, None, headroom=1, policy=policy, restoration=plan) as session:
-        session.take_in(list(range(5, 65)))
+        session.prefill(list(range(5, 65)))
         assert session.restored == 2 * (60 - 4 - 8)
 
 
