@@ -4,10 +4,10 @@
 
 On Metal a verify forward of 1, 2, 3, 4, 6 and 8 rows was published to cost 1, 1.03, 1.22, 1.47, 2.07 and 2.69
 plain steps; between them the costs are linear, and so beyond 8. Drafting costs nothing, a quarter of a plain
-step a block (a block drafter), or so much a draft (a small model). Drafts are confirmed with a fixed chance
-p, so a round of B tokens emits E(B) = 1 + p + … + p^(B-1), and the best length has the largest E(B) / c(B).
-The table shows it beside the length that was used most in the second half, and the speed reached, the first
-sequences included, as a share of the best and of plain decoding.
+step a block (a block drafter), or so much a draft (a small model; a next-token head, which makes 4 at most).
+Drafts are confirmed with a fixed chance p, so a round of B tokens emits E(B) = 1 + p + … + p^(B-1), and the
+best length has the largest E(B) / c(B). The table shows it beside the length that was used most in the second
+half, and the speed reached, the first sequences included, as a share of the best and of plain decoding.
 
 The last line is one JSON line. The figures do not depend on the machine.
 """
@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from engine.draft_length import AdaptiveDraftLength  # noqa: E402
+from engine.drafters.mtp import DEPTH  # noqa: E402
 
 METAL = {1: 1.0, 2: 1.03, 3: 1.22, 4: 1.47, 6: 2.07, 8: 2.69}  # rows: plain steps
 CHANCES = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -42,6 +43,8 @@ class Drafting:
     name: str
     forward: float  # plain steps
     forwards: Callable[[int], int]  # for so many drafts
+    block_size: int = 8
+    most_drafts: int | None = None
 
     def cost(self, block: int) -> float:
         """Plain steps of a round with this block."""
@@ -53,6 +56,8 @@ DRAFTING = (
     Drafting("block drafter, 0.25 a block", 0.25, lambda _: 1),
     Drafting("small model, 0.1 a draft", 0.1, lambda count: count),
     Drafting("small model, 0.5 a draft", 0.5, lambda count: count),
+    Drafting("next-token head, 0.1 a draft", 0.1, lambda count: count, DEPTH + 1, DEPTH),
+    Drafting("next-token head, 0.4 a draft", 0.4, lambda count: count, DEPTH + 1, DEPTH),
     Drafting("slower than the target, 2 a draft", 2.0, lambda count: count),
 )
 
@@ -84,7 +89,9 @@ def tokens_of(block: int, chance: float) -> float:
 
 def replay(drafting: Drafting, chance: float, seed: int = 1, sequences: int = SEQUENCES) -> Row:
     """Decode sequences one after the other, with simulated drafts, and compare with the best length."""
-    draft_length = AdaptiveDraftLength(8, forwards=drafting.forwards)
+    draft_length = AdaptiveDraftLength(
+        drafting.block_size, forwards=drafting.forwards, most_drafts=drafting.most_drafts
+    )
     drafts, noise = Random(seed), Random(seed + 1)  # noqa: S311 - a simulation
     seconds, blocks = 0.0, []
     for _ in range(sequences):
@@ -104,7 +111,8 @@ def replay(drafting: Drafting, chance: float, seed: int = 1, sequences: int = SE
     def rate(block: int) -> float:
         return tokens_of(block, chance) / drafting.cost(block)
 
-    best = max((1, *draft_length.blocks), key=rate)
+    longest = (drafting.most_drafts or draft_length.largest) + 1
+    best = max((b for b in (1, *draft_length.blocks) if b <= longest), key=rate)
     used = Counter(blocks[len(blocks) // 2 :]).most_common(1)[0][0]
     speed = sequences * TOKENS / seconds
     return Row(drafting.name, chance, best, used, rate(used) / rate(best), speed / rate(best), speed)

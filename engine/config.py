@@ -67,8 +67,7 @@ class Engine:
             return FixedDraftLength(1)
         if self.options.block != "auto":
             return FixedDraftLength(int(self.options.block))
-        drafter = self.drafter.drafter
-        return AdaptiveDraftLength(drafter.block_size, forwards=drafter.draft_forwards, nominal=repeatable)
+        return AdaptiveDraftLength.of(self.drafter.drafter, nominal=repeatable)
 
     def open_session(self, headroom: int) -> Session:
         """A new session for blocks up to ``headroom`` tokens."""

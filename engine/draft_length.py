@@ -121,11 +121,16 @@ class AdaptiveDraftLength(DraftLength):
         others: Sequence[int] = CANDIDATES,
         *,
         forwards: Callable[[int], int] = lambda _: 1,
+        most_drafts: int | None = None,
         nominal: bool = False,
     ) -> None:
-        """Choose among blocks up to twice ``block_size``; see `Drafter.draft_forwards` for ``forwards``."""
+        """Choose among blocks up to twice ``block_size``.
+
+        See `Drafter` for ``most_drafts``, and its `draft_forwards` for ``forwards``.
+        """
         self.blocks = tuple(sorted({b for b in (*others, block_size) if 2 <= b <= 2 * block_size}))
         super().__init__(max(self.blocks, default=1))
+        self._most = self.largest if most_drafts is None else most_drafts + 1  # of the network's blocks
         self._own, self._forwards, self._nominal = block_size, forwards, nominal
         self.times_drafts = not nominal
         self._lengths = {b: _Length(PLAIN_TRIALS if nominal else -1) for b in (1, *self.blocks)}
@@ -140,6 +145,16 @@ class AdaptiveDraftLength(DraftLength):
         )
         self._patience = 1  # times the wait for a probe
         self.start()
+
+    @classmethod
+    def of(cls, drafter: Drafter, *, nominal: bool = False) -> "AdaptiveDraftLength":
+        """For a drafter as it describes itself."""
+        return cls(
+            drafter.block_size,
+            forwards=drafter.draft_forwards,
+            most_drafts=drafter.most_drafts,
+            nominal=nominal,
+        )
 
     def start(self) -> None:
         """Begin a sequence; costs and the chances of all sequences are kept."""
@@ -160,7 +175,7 @@ class AdaptiveDraftLength(DraftLength):
             return 1
         block, best = 1, self._best(remaining)
         if self._gain(self._rate(best), remaining) > 0:
-            overdue = self._overdue(best, self._rate, remaining)
+            overdue = self._overdue(best, self._rate, min(remaining, self._most))
             block = best if self._nominal or self._backlog > CAUGHT_UP else overdue
         elif self._probe_due(remaining):
             self._probing, block = True, self.blocks[0]
@@ -222,7 +237,8 @@ class AdaptiveDraftLength(DraftLength):
         return max(GROWTH * max(measured, default=1), self.blocks[0])
 
     def _best(self, remaining: int) -> int:
-        fitting = [b for b in self.blocks if b <= min(self._longest(), remaining)] or [self.blocks[0]]
+        longest = min(self._longest(), self._most, remaining)
+        fitting = [b for b in self.blocks if b <= longest] or [self.blocks[0]]
         return max(fitting, key=lambda b: self._rate(b) * (SWITCH_MARGIN if b == self._own else 1.0))
 
     def _gain(self, rate: float, remaining: int) -> float:

@@ -392,6 +392,11 @@ class Registry:
         named = {"default_channel": registry.channel(entry, channel or "native").name}
         return replace(registry, entries=(entry.model_copy(update=named),))
 
+    def without_drafters(self) -> "Registry":
+        """The same models, decoded plainly."""
+        plain = {"drafter": None, "block": "auto"}
+        return replace(self, entries=tuple(entry.model_copy(update=plain) for entry in self.entries))
+
     def resolve(self, model_id: str, channel: str | None = None) -> tuple[ModelEntry, Channel]:
         """The entry and channel that ``NAME`` or ``NAME@CHANNEL``, and a channel next to it, ask for."""
         name, separator, named = model_id.partition(SEPARATOR)

@@ -108,7 +108,7 @@ def recall(**values: Any) -> None:
 
     switches = RecallSwitches(**values, chat=call.chat, haystack=haystack)
     switches.check()
-    engine = open_engine(call.options)
+    engine = open_engine(call.options, haystack.context and haystack.context + switches.max_tokens)
     beyond = reach(engine.policy)
     haystack = haystack.filled(switches.prompts, unfit=call.chat.chat or beyond > 0)
     seed = seed_of(seed, call.request if haystack.wanted else None)
@@ -158,7 +158,8 @@ def kv(**values: Any) -> None:
     haystack = haystack.with_defaults(depths=DEPTHS)
     switches = KVSwitches(policies=chosen, haystack=haystack, chat=call.chat, **values)
     switches.check()
-    measure = partial(measure_kv, open_shootout(settled(call.options)), switches)
+    wanted = (haystack.context or 0) + switches.max_tokens
+    measure = partial(measure_kv, open_shootout(settled(call.options), wanted), switches)
     call.run(measure, kv_table, policies=kv_figures, recall_by_depth=depth_figures)
 
 
@@ -279,7 +280,7 @@ def perplexity(as_json: bool, report_path: Path | None, **values: Any) -> None:
     switches = PerplexitySwitches(**values)
     switches.check()
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns of long texts; chunks of it are read
-    ours, native = open_pair(options)
+    ours, native = open_pair(options, switches.chunk)
     with shown_progress() as progress:
         report = measure_perplexity(ours, native, switches, runtime, progress=progress, request=request)
     shared.conclude(report.document, store(report, report_path), None if as_json else perplexity_table)

@@ -169,7 +169,9 @@ class EvaluationCall:
 
         switches.check()
         prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
-        self.run(partial(measure, open_engine(self.options), prompts, switches), table, **more)
+        longest = max((prompt.characters for prompt in prompts), default=0)
+        wanted = longest // common.CHARACTERS_A_TOKEN + switches.max_tokens
+        self.run(partial(measure, open_engine(self.options, wanted), prompts, switches), table, **more)
 
 
 def conclude(

@@ -12,7 +12,6 @@ from engine.cli.options import FILE, PATH, flag, option, sampling_options, sever
 from engine.cli.reports import store
 from engine.errors import GenerationError, PromptError
 
-CHARACTERS_A_TOKEN = 3  # of a prompt, for a guess at the memory it takes
 LARGEST_PROMPT = 100_000_000  # characters of a file
 
 
@@ -65,7 +64,7 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
     common.settle_speculation(values)
     options, switches = common.take(Options, values), common.take(GenerateSwitches, values)
     switches.check()
-    wanted = len(text) // CHARACTERS_A_TOKEN + switches.max_tokens
+    wanted = len(text) // common.CHARACTERS_A_TOKEN + switches.max_tokens
     engine = open_engine(options, wanted)
     evaluation = None
     if report_path is not None or request is not None:

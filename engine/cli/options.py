@@ -14,6 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 BINDING = ("request_nonce", "workload_sha", "preset_digest", "engine_source")
 PATH = click.Path(path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
+CHARACTERS_A_TOKEN = 3  # of a prompt, for a guess at the memory it takes
 
 
 class ModelType(click.ParamType[Path]):
@@ -160,11 +161,13 @@ def take_registry(
         if registry is not None:
             raise click.UsageError("give either --registry or --model")
         return Registry.single(model, **given)
+    plain = given["drafter"] == "none"
     for name in of_folder:
-        if given[name] is not None:
+        if given[name] is not None and not (name == "drafter" and plain):
             flag = "--kv" if name == "channel" else f"--{name}"
             raise click.UsageError(f"{flag} goes with --model; a registry says it for each of its models")
-    return Registry.load(registry)
+    loaded = Registry.load(registry)
+    return loaded.without_drafters() if plain else loaded
 
 
 def take_request(values: dict[str, Any]) -> Any:

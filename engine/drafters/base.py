@@ -50,6 +50,7 @@ class Drafter(Protocol):
     name: str  # the registry's name of this kind
     target_layers: tuple[int, ...]  # target layers whose outputs `observe` needs; empty for none
     block_size: int  # block length it was made for, the bonus token included
+    most_drafts: int | None  # that its network makes a round; None: as many as it is asked for
 
     @property
     def nbytes(self) -> int:
@@ -103,6 +104,8 @@ class Drafter(Protocol):
 
 class NetworkDrafter:
     """A drafter that drafts a block in one forward, with little to read before."""
+
+    most_drafts: int | None = None
 
     @property
     def backlog(self) -> int:

@@ -38,7 +38,8 @@ class HiddenStateDrafter(NetworkDrafter):
     """What both have in common: rows of the target's hidden states wait here until they are processed."""
 
     name = "mtp"
-    block_size = 4
+    block_size = DEPTH + 1
+    most_drafts: int | None = DEPTH
     pending = 0  # of the observed positions, how many stay out until the next token is known
 
     def __init__(self) -> None:

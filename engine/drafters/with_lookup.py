@@ -53,6 +53,7 @@ class WithLookup:
         self._lookup, self.other = PromptLookup(), other
         self.name = f"{self._lookup.name}+{other.name}"
         self.target_layers, self.block_size = other.target_layers, other.block_size
+        self.most_drafts = other.most_drafts
         self._forget()
 
     def _forget(self) -> None:

@@ -146,9 +146,9 @@ def drafters_here(model: Path | None) -> list[str]:
     return sorted(found, key=lambda spec: spec == PromptLookup.name)
 
 
-def open_shootout(options: Options) -> Engine:
+def open_shootout(options: Options, context: int | None = None) -> Engine:
     """The engine that the arms share; a projector is for the policies, not for it."""
-    return replace(open_engine(replace(options, projector=None)), options=options)
+    return replace(open_engine(replace(options, projector=None), context), options=options)
 
 
 def measure_kv(

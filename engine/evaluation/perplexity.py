@@ -11,7 +11,7 @@ the policy's caches. So a chunk gives a pair of figures, and their difference an
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -71,28 +71,29 @@ class Scores(NamedTuple):
     kv: KVUse | None
 
 
-def open_pair(options: Options) -> tuple[Engine, Engine]:
+def open_pair(options: Options, context: int | None = None) -> tuple[Engine, Engine]:
     """The engine under test, without a drafter; and its target with native caches and weights as stored."""
     options = replace(options, drafter="none", block="auto")
     if options.quantize is not None:
-        require_both(options)
-    ours = open_engine(options)
+        require_both(options, context)
+    ours = open_engine(options, context)
     refuse_restoring(ours)
     if ours.policy == NATIVE and options.quantize is None:
         raise ConfigurationError("there is nothing to compare with native caches; give --kv or --quantize")
     if options.quantize is None:
         return ours, replace(ours, policy=NATIVE)
     try:
-        return ours, open_engine(replace(ours.options, kv=NATIVE.spec, quantize=None))
+        return ours, open_engine(replace(ours.options, kv=NATIVE.spec, quantize=None), context)
     except MachineError:  # the packing of the first took more than was predicted
         raise MachineError(f"{options.model or SHIPPED_TARGET} {TWICE}; {MORE}") from None
 
 
-def require_both(options: Options) -> None:
+def require_both(options: Options, context: int | None) -> None:
     """Raise MachineError where packed weights, and those as stored, do not fit in memory together."""
     model = options.model or SHIPPED_TARGET
-    packed = fit(model, kv=options.kv, dtype=options.dtype, quantize=options.quantize)
-    stored = fit(model, dtype=options.dtype, free=max(packed.free - packed.needed, 0))
+    run: dict[str, Any] = {"context": context, "dtype": options.dtype}
+    packed = fit(model, kv=options.kv, quantize=options.quantize, **run)
+    stored = fit(model, free=max(packed.free - packed.needed, 0), **run)
     if not stored.fits:
         raise MachineError(f"{model} {TWICE}: next to the packed one, {verdict(stored)}; {MORE}")
 

@@ -58,6 +58,11 @@ class Prompt:
         return (self.text or "") if self.messages is None else self.messages
 
     @property
+    def characters(self) -> int:
+        texts = [self.text or ""] if self.messages is None else [text for _, text in self.messages]
+        return sum(map(len, texts))
+
+    @property
     def source_sha256(self) -> str:
         """sha256 of the prompt before templates and tokens: JSON of its text or of its messages."""
         return text_digest(json.dumps(self.text if self.messages is None else self.messages))

@@ -15,7 +15,6 @@ from engine.cache.auto import measured
 from engine.cache.policy import KVPolicy
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
-from engine.drafters.base import Drafter
 from engine.drafters.registry import open_drafter
 from engine.errors import ConfigurationError, InputError, ModelError
 from engine.external_engines.engine import ExternalEngine
@@ -234,9 +233,8 @@ class LoadedModel:
         headroom = 2 * drafter.block_size if drafter else 1
         policy = self._measured(request.channel.policy)
         session = Session(self.target.target, drafter, headroom=headroom, policy=policy)
-        return CachedSession(
-            self.key(request), session, _adaptive(drafter) if drafter else FixedDraftLength(1)
-        )
+        draft_length = AdaptiveDraftLength.of(drafter) if drafter else FixedDraftLength(1)
+        return CachedSession(self.key(request), session, draft_length)
 
     def draft_length(self, request: DecodeRequest, cached: CachedSession) -> DraftLength:
         """Return the session's draft length, or a separate one for a fixed block or a seed."""
@@ -246,9 +244,5 @@ class LoadedModel:
         if request.block is not None:
             return FixedDraftLength(request.block)
         if request.sampling.seed is not None:  # lengths that depend on time would draw another text
-            return _adaptive(drafter, nominal=True)
+            return AdaptiveDraftLength.of(drafter, nominal=True)
         return cached.draft_length
-
-
-def _adaptive(drafter: Drafter, *, nominal: bool = False) -> AdaptiveDraftLength:
-    return AdaptiveDraftLength(drafter.block_size, forwards=drafter.draft_forwards, nominal=nominal)

@@ -66,6 +66,12 @@ def test_with_good_drafts_long_blocks_are_used():
     assert max(set(blocks), key=blocks.count) in {12, 16}
 
 
+def test_no_block_is_asked_of_a_head_that_is_longer_than_its_drafts():
+    _, blocks = simulate(AdaptiveDraftLength(5, most_drafts=4), cheap, lambda _: 0.95, 400)
+    assert max(blocks) == max(set(blocks), key=blocks.count) == 5
+    assert AdaptiveDraftLength(5, most_drafts=4).largest > 5, "for look-ups"
+
+
 def test_with_useless_drafts_it_costs_hardly_more_than_plain_decoding():
     draft_length = AdaptiveDraftLength(8)
     simulate(draft_length, cheap, lambda _: 0.0, 100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import zipfile
 from collections.abc import Callable, Iterator
@@ -18,10 +19,11 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from engine.cli import run
+from engine.memory import fit
 from engine.model_store import find
 from engine.registry import default_drafter
 from engine.target.gguf import open_gguf
-from engine.target.loading import SHIPPED_DRAFTER
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from tests.engine import families, tiny
 from tests.engine.drafters.test_mtp import save_qwen_head
 from tests.engine.registry.hub import COMMIT, running_hub
@@ -395,6 +397,25 @@ def too_large(folder: Path) -> Path:
         stream.truncate(8 + len(header) + end)
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": rows}))
     return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("eval", "recall", "--context", "600"),
+        ("eval", "kv", "--context", "600"),
+        ("eval", "perplexity", "--kv", "affine:4,32", "--chunk", "600"),
+        ("eval", "throughput", "--prompts", "code", "--limit", "1", "--max-tokens", "600"),
+    ],
+)
+def test_memory_is_asked_for_the_context_of_an_evaluation(
+    engine: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+):
+    little = fit(SHIPPED_TARGET, context=20, kv="affine:4,32", free=0).needed
+    monkeypatch.setattr("engine.memory.free_memory", lambda: little)
+    code, out, err = engine(*command)
+    assert (code, out) == (6, ""), err
+    assert re.search("does not fit in memory: .* (6[0-9]{2}|7[0-9]{2}) tokens", err), err
 
 
 def test_a_model_too_large_is_refused_before_loading(engine: Run, tmp_path: Path):

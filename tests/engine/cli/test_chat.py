@@ -184,6 +184,11 @@ def test_a_model_of_this_machine_goes_by_its_name(
     assert (turn["x_kakeya"]["kv_channel"], turn["x_kakeya"]["drafter"]) == ("affine8", None)
 
 
+def test_models_of_the_registry_are_decoded_plainly_on_request(chat: Chat):
+    [turn] = chat.turns("Hello.\n", "--max-tokens", "2", "--no-speculation")
+    assert (turn["x_kakeya"]["speculation"], turn["x_kakeya"]["drafter"]) == (False, None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
