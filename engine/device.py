@@ -199,7 +199,8 @@ def free_memory() -> int:
     group = Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # no control group, or none with a limit ("max")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        free = min(free, max(limit - used, 0))
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        free = min(free, max(limit - used + int(counts["inactive_file"]), 0))  # files' pages are given back
     if mx.metal.is_available():
         free = min(free, int(mx.device_info()["max_recommended_working_set_size"]) - mx.get_active_memory())
     return int(free)

@@ -1,7 +1,7 @@
 """The engine's error tree. Libraries raise these; the command line turns them into one line and a code.
 
-`InputError` and its subclasses exit with 2, any other `EngineError` with 1; whatever else escapes is our own
-bug, 70.
+`InputError` and its subclasses exit with 2, `MachineError` with 6, any other `EngineError` with 1; whatever
+else escapes is our own bug, 70.
 """
 
 from collections.abc import Callable, Iterator
