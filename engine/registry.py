@@ -585,6 +585,7 @@ def network_errors(source: str) -> Iterator[None]:
     """Turn what the hub's library raises into errors that say what to do."""
     from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError, of its HTTP library
         GatedRepoError,
+        HFValidationError,
         HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
@@ -593,6 +594,10 @@ def network_errors(source: str) -> Iterator[None]:
 
     try:
         yield
+    except HFValidationError as error:
+        raise ConfigurationError(
+            f"{source} is no name of the hub: {str(error).rstrip('.')}; give OWNER/NAME"
+        ) from None
     except GatedRepoError:
         raise ConfigurationError(
             f"{source} needs an account that accepted its terms; do so on its page, then run: hf auth login"

