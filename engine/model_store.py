@@ -140,7 +140,8 @@ def local_models() -> list[LocalModel]:
             folder = revision.snapshot_path
             here = (folder / "config.json").exists() and not missing_weights(folder)
             if here and folder.resolve() not in linked:
-                found.append(LocalModel(repository.repo_id, folder, "hub cache"))
+                pinned = "" if "main" in revision.refs else f"@{revision.commit_hash}"
+                found.append(LocalModel(f"{repository.repo_id}{pinned}", folder, "hub cache"))
     return found
 
 

@@ -231,6 +231,20 @@ def test_a_hub_model_is_linked_pinned_and_pulled_again(
     assert [each["name"] for each in listed] == ["demo", "demo-drafter", "qwen-1m"]
 
 
+@pytest.mark.parametrize(("ref", "suffix"), [("main", ""), (None, f"@{COMMIT}")])
+def test_a_download_in_the_hubs_cache_is_listed_by_a_name_that_works(
+    engine: Run, tmp_path: Path, ref: str | None, suffix: str
+):
+    repository = tmp_path / "hub" / "models--acme--tiny"
+    folder = tiny.save_target(repository / "snapshots" / COMMIT, "qwen3")
+    if ref is not None:
+        (repository / "refs").mkdir()
+        (repository / "refs" / ref).write_text(COMMIT)
+    name = f"acme/tiny{suffix}"
+    assert listed(engine)[name] == "hub cache"
+    assert find(name) == folder
+
+
 def listed(engine: Run) -> dict[str, str]:
     """Names of the models that are here, and where."""
     return {
