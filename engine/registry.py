@@ -684,11 +684,11 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
     tried = places.of(source)
     if (found := _first(tried)) is not None:
         return str(found)
-    fetching = ", or let the server fetch it with --download" if source.hub else ""
+    pulling = f"run: kakeya_engine model pull {entry.name} (with your --registry, if it is in one), "
     raise ModelNotHere(
         f"the {part} of the model {entry.name} is not on this machine; looked at: "
-        f"{'; '.join(name for name, _ in tried)}; put {source} in ~/kakeya-models/{source.folder}, "
-        f"or name its folder in {tried[0][0]}{fetching}"
+        f"{'; '.join(name for name, _ in tried)}; {f'{pulling}give --download, or ' if source.hub else ''}"
+        f"put {source} in ~/kakeya-models/{source.folder}, or name its folder in {tried[0][0]}"
     )
 
 
