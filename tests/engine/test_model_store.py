@@ -129,6 +129,7 @@ def test_a_package_in_parts_is_joined_and_checked(engine: Run, index: Path, tmp_
     [
         ("generate --model nosuch x", 2, "there is no model 'nosuch'; kakeya_engine model list"),
         ("generate --model qwen3-4b x", 2, "run: kakeya_engine model pull qwen3-4b"),
+        ("generate --drafter qwen3-4b-dflash x", 2, "machine; run: kakeya_engine model pull qwen3-4b\n"),
         ("generate --model Some/Model x", 2, "run: kakeya_engine model pull Some/Model"),
         ("generate --model m.gguf x", 2, "is a GGUF file; run: kakeya_engine model convert m.gguf"),
         ("model pull nosuch", 2, "there is no model 'nosuch' to pull; give OWNER/NAME"),
