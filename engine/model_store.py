@@ -31,7 +31,7 @@ from engine.errors import (
     UnknownModel,
     wrap_errors,
 )
-from engine.networks.mtp import write_mtp
+from engine.networks.mtp import SPLIT_FILE, write_mtp
 from engine.registry import (
     NAME,
     ORIGIN,
@@ -343,6 +343,9 @@ def _save_converted(source: Path, folder: Path, options: SaveOptions) -> None:
         save(folder, source, model, tokenizer, config)
     if options.keep_mtp:
         write_mtp(source, folder)
+    elif (head := source / SPLIT_FILE).exists():  # of a converted model; kept without being asked
+        with machine_errors(folder.parent):
+            shutil.copy(head, folder)
     options.progress(2, 2, "saving", "done")
 
 

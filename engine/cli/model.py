@@ -97,9 +97,12 @@ def convert(source: str, **values: Any) -> None:
 @click.argument("bits", metavar="BITS[,GROUP]")
 @name_option
 @dtype_option
+@keep_mtp_option
 @json_option
 def quantize(model: Path, bits: str, **values: Any) -> None:
     """Save a packed copy of a model: of MODEL with 4 bits as MODEL-4bit.
+
+    A head that is in mtp.safetensors already is kept without --keep-mtp.
 
     \b
     Examples:

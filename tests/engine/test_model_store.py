@@ -350,7 +350,9 @@ def test_a_head_is_pulled_and_kept_by_name(
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         assert engine("model", "pull", "Some/Qwen", "--quantize", "4,32", "--keep-mtp")[0] == 0
         assert engine("model", "convert", "Some/Qwen", "--quantize", "8,32", "--keep-mtp")[0] == 0
-    for name in ("qwen-4bit", "qwen-8bit"):
+    assert engine("model", "quantize", "Some/Qwen", "8,32", "--keep-mtp", "--name", "again")[0] == 0
+    assert engine("model", "convert", "again", "--name", "unasked")[0] == 0, "it is in a file of its own"
+    for name in ("qwen-4bit", "qwen-8bit", "again", "unasked"):
         assert (home / "kakeya-models" / name / "mtp.safetensors").exists()
     gguf_bytes(tmp_path)
     code, _, err = engine("model", "convert", tmp_path / "made.gguf", "--keep-mtp")
