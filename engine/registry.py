@@ -49,6 +49,7 @@ from engine.networks.dflash_config import DFlashConfig
 from engine.networks.mtp import SPLIT_FILE, stored_head
 from engine.target.attention import refuse_policy
 from engine.target.folder import (
+    SHIPPED_MODELS,
     Index,
     Size,
     build_unloaded,
@@ -448,11 +449,17 @@ class Registry:
         ]
 
 
-def fitting_name(folder: Path) -> str:
-    """A model's name made of that of its folder, or of its repository where that is in the hub's cache."""
+def model_name(folder: Path) -> str:
+    """A shipped model's name, or that of the folder, or of its repository in the hub's cache."""
     path = folder.absolute()
-    name = path.parents[1].name.split("--")[-1] if path.parent.name == "snapshots" else path.name
-    return re.sub("[^a-z0-9.-]", "-", name.lower()).strip("-.") or "model"
+    if path.parent.name == "snapshots":  # …/models--OWNER--NAME/snapshots/COMMIT
+        return path.parents[1].name.split("--")[-1]
+    return next((name for name, shipped in SHIPPED_MODELS.items() if shipped == path), path.name)
+
+
+def fitting_name(folder: Path) -> str:
+    """`model_name` in the characters that names may have."""
+    return re.sub("[^a-z0-9.-]", "-", model_name(folder).lower()).strip("-.") or "model"
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -590,6 +597,7 @@ def network_errors(source: str) -> Iterator[None]:
     """Turn what the hub's library raises into errors that say what to do."""
     from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError, of its HTTP library
         GatedRepoError,
+        HFValidationError,
         HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
@@ -598,6 +606,10 @@ def network_errors(source: str) -> Iterator[None]:
 
     try:
         yield
+    except HFValidationError as error:
+        raise ConfigurationError(
+            f"{source} is no name of the hub: {str(error).rstrip('.')}; give OWNER/NAME"
+        ) from None
     except GatedRepoError:
         raise ConfigurationError(
             f"{source} needs an account that accepted its terms; do so on its page, then run: hf auth login"
@@ -684,11 +696,11 @@ def _found(entry: ModelEntry, part: str, source: Source, places: Places) -> str:
     tried = places.of(source)
     if (found := _first(tried)) is not None:
         return str(found)
-    fetching = ", or let the server fetch it with --download" if source.hub else ""
+    pulling = f"run: kakeya_engine model pull {entry.name} (with your --registry, if it is in one), "
     raise ModelNotHere(
         f"the {part} of the model {entry.name} is not on this machine; looked at: "
-        f"{'; '.join(name for name, _ in tried)}; put {source} in ~/kakeya-models/{source.folder}, "
-        f"or name its folder in {tried[0][0]}{fetching}"
+        f"{'; '.join(name for name, _ in tried)}; {f'{pulling}give --download, or ' if source.hub else ''}"
+        f"put {source} in ~/kakeya-models/{source.folder}, or name its folder in {tried[0][0]}"
     )
 
 

@@ -1,12 +1,15 @@
 """``kakeya_engine chat``: a conversation in the terminal, or by a script that writes a turn a line."""
 
 import logging
+import re
 from typing import Any
 
 import click
 
 from engine.cli.options import flag, option, prepare, registry_options, sampling_options, take, take_registry
 from engine.errors import ConfigurationError
+
+REVISION = "[0-9a-f]{40}"  # of the hub
 
 
 @click.command("chat")
@@ -22,7 +25,9 @@ from engine.errors import ConfigurationError
 def command(
     *, model_id: str | None, system: str | None, download: bool, stats: bool, as_json: bool, **values: Any
 ) -> None:
-    """Talk with a model of the registry: ID is NAME or NAME@CHANNEL [default: the registry's default].
+    """Talk with a model of the registry or of this machine: ID is NAME or NAME@CHANNEL.
+
+    NAME may be OWNER/NAME of the hub's cache; without ID it is the registry's default.
 
     Text comes as it is decoded. The next turn computes only what is new, if the model and its KV channel
     allow it. Ctrl-C ends an answer and keeps what was said; Ctrl-D ends. A line that ends in a backslash
@@ -47,7 +52,7 @@ def command(
     prepare()
     from engine.chat import ChatOptions, Conversation
     from engine.cli.chat_terminal import ChatLoop, InputLines, Screen
-    from engine.model_store import named_here
+    from engine.model_store import find, named_here
     from engine.registry import SEPARATOR, Places, Registry
     from engine.sampling import Sampling
 
@@ -56,11 +61,12 @@ def command(
     # it warns of long prompts, which are refused here
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if model_id is not None and values["registry"] is None:  # a model of this machine, as --model has it
-        name, _, channel = model_id.partition(SEPARATOR)
+        # OWNER/NAME@REVISION@CHANNEL: a revision, as model list shows it, is part of the name
+        name, *channel = re.split(f"{SEPARATOR}(?!{REVISION}(?:{SEPARATOR}|$))", model_id, maxsplit=1)
         known = {entry.name for entry in Registry.load().entries}
-        if name not in known and (folder := named_here(name)) is not None:
-            model_id, values["model"] = None, folder
-            values["channel"] = channel or values["channel"]
+        if name not in known and ("/" in name or named_here(name) is not None):
+            model_id, values["model"] = None, find(name)
+            values["channel"] = "".join(channel) or values["channel"]
     registry = take_registry(values)
     model_id = model_id or registry.default
     screen, lines = Screen(as_json=as_json, stats=stats), InputLines(quiet=as_json)

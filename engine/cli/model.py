@@ -97,9 +97,12 @@ def convert(source: str, **values: Any) -> None:
 @click.argument("bits", metavar="BITS[,GROUP]")
 @name_option
 @dtype_option
+@keep_mtp_option
 @json_option
 def quantize(model: Path, bits: str, **values: Any) -> None:
     """Save a packed copy of a model: of MODEL with 4 bits as MODEL-4bit.
+
+    A head that is in mtp.safetensors already is kept without --keep-mtp.
 
     \b
     Examples:
@@ -215,7 +218,13 @@ def _show(found: list[Any], *, as_json: bool) -> None:
     if not as_json:
         for each in found:
             click.echo(f"{each.name}: {each.folder}", err=True)
-        click.echo(f'try it: kakeya_engine generate --model {found[0].name} "Once upon a time"', err=True)
+        from engine.drafters.autoregressive import Autoregressive
+        from engine.drafters.registry import kind_of
+
+        name = found[0].name
+        drafts = kind_of(found[0].folder) != Autoregressive.name
+        models = f"TARGET --drafter {name}" if drafts else name
+        click.echo(f'try it: kakeya_engine generate --model {models} "Once upon a time"', err=True)
     rows = [{"name": each.name, "folder": str(each.folder), "where": each.where} for each in found]
     click.echo(json.dumps({"models": rows}))
 

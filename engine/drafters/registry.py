@@ -26,7 +26,7 @@ from engine.drafters.masked_diffusion import MaskedDiffusion, settings_of, split
 from engine.drafters.mtp import AssistantDrafter, HiddenStateDrafter, MTPDrafter
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.drafters.with_lookup import WithLookup
-from engine.errors import ConfigurationError, DrafterMismatchError, ModelError
+from engine.errors import ConfigurationError, DrafterMismatchError, ModelError, ModelNotHere
 from engine.networks.dflash_config import KINDS as DFLASH_KINDS
 from engine.networks.mdlm import CLASSES, MODEL_TYPES, build_model, mask_token
 from engine.networks.mtp import SPLIT_SUFFIX, build_head, head_weights, stored_head
@@ -137,6 +137,7 @@ def _parts_of(rest: str) -> tuple[str, Path, dict[str, int]]:
     if kind not in KINDS:
         folder = named_folder(rest)
         if "/" not in rest and not folder.exists():
+            _refuse_not_pulled(rest)
             raise ConfigurationError(
                 f"--drafter {rest!r} is neither a model here nor one of {', '.join(KINDS)}; give a "
                 "name or folder, KIND:FOLDER, prompt-lookup, prompt-lookup:N, prompt-lookup+FOLDER or none"
@@ -157,6 +158,17 @@ def _parts_of(rest: str) -> tuple[str, Path, dict[str, int]]:
         if (found := kind_of(folder)) != kind:
             raise ConfigurationError(f"--drafter {rest}: the folder holds a drafter of the kind {found}")
     return kind, folder, settings
+
+
+def _refuse_not_pulled(name: str) -> None:
+    """Raise ModelNotHere for a name that the shipped registry knows: of a model, or of its drafter."""
+    from engine.registry import Registry  # which imports this module
+
+    for entry in Registry.load().entries:
+        if name == entry.name or (entry.drafter is not None and name == entry.drafter.folder):
+            raise ModelNotHere(
+                f"--drafter {name} is not on this machine; run: kakeya_engine model pull {entry.name}"
+            )
 
 
 def open_drafter(

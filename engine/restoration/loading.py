@@ -16,8 +16,8 @@ from engine.restoration.session import RestorationPlan
 from engine.restoration.sites import sites_of
 from engine.restoration.sources import LEARNED, Learned
 from engine.target import loading as loaders
-from engine.target.folder import card_of, read_json, weight_files
-from engine.target.loading import SHIPPED, SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget
+from engine.target.folder import SHIPPED, card_of, read_json, weight_files
+from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET, LoadedTarget
 from engine.target.model import Target
 from evidence_format.model import Model
 from evidence_format.weights import digest

@@ -26,6 +26,8 @@ from evidence_format import weights
 from evidence_format.model import Model
 from evidence_format.parse import faults_of
 
+SHIPPED = Path(__file__).parents[1] / "models" / "demo"
+SHIPPED_MODELS = {"demo": SHIPPED / "target", "demo-drafter": SHIPPED / "drafter"}
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 SHAPES = (*SIZES, "intermediate_size", "num_key_value_heads", "head_dim")  # wrong ones misfit the weights
 # Where mlx-lm would guess one of these for a configuration that is all of text, it must be said, under this
@@ -76,9 +78,15 @@ def models_folder() -> Path:
 
 
 def named_folder(text: str) -> Path:
-    """The folder that a path, or a name of the models' folder, means."""
-    named = models_folder() / text
+    """The folder that a path, or a name of the models' folder or of a shipped model, means."""
+    named = SHIPPED_MODELS.get(text, models_folder() / text)
     return named if "/" not in text and not Path(text).exists() and named.is_dir() else Path(text)
+
+
+def shown_name(folder: Path) -> str:
+    """What a folder is to be called on the command line: by its name, where it has one, or its path."""
+    shipped = [name for name, path in SHIPPED_MODELS.items() if path == folder]
+    return folder.name if folder.parent == models_folder() else next(iter(shipped), str(folder))
 
 
 def require_folder(folder: Path) -> None:
@@ -154,6 +162,9 @@ def check_config(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse a configuration mlx-lm has no model for, or that leaves sizes to be guessed."""
     if config.get("model_type") is None:
         raise ModelError(f"{path}: model_type is missing")
+    if "dflash_config" in config:  # its model_type is that of its target
+        name = shown_name(path.parent)
+        raise ModelError(f"{name} is a drafter and cannot generate alone; give it as --drafter {name}")
     try:
         arguments = _get_classes(dict(config))[1]
     except (ValueError, AttributeError, TypeError, ImportError):

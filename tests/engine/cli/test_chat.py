@@ -15,6 +15,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 
 from engine.cli import run
@@ -24,6 +25,7 @@ from engine.external_engines.loops import ENGINES
 from engine.server.parsing import ParsedText
 from engine.server.sequence import PrefillProgress
 from engine.target.loading import SHIPPED_TARGET
+from tests.engine.registry.hub import COMMIT
 from tests.engine.registry.registries import write
 from tests.engine.server.test_external import open_small
 from tests.fixtures.terminal import CI_VARIABLES, without_ci
@@ -189,12 +191,22 @@ def test_models_of_the_registry_are_decoded_plainly_on_request(chat: Chat):
     assert (turn["x_kakeya"]["speculation"], turn["x_kakeya"]["drafter"]) == (False, None)
 
 
+def test_a_download_of_the_hub_goes_by_its_name(chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--acme--tiny" / "snapshots").mkdir(parents=True)
+    (tmp_path / "models--acme--tiny" / "snapshots" / COMMIT).symlink_to(SHIPPED_TARGET)
+    name = f"acme/tiny@{COMMIT}@affine8"
+    [turn] = chat.turns("Hello.\n", name, "--max-tokens", "2", "--no-speculation")
+    assert (turn["x_kakeya"]["model"], turn["x_kakeya"]["kv_channel"]) == ("tiny", "affine8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["poems"], "there is no model 'poems'"),
         (["demo@best"], "there is no KV channel 'best'"),
-        (["mistral-7b"], "the target of the model mistral-7b is not on this machine"),
+        (["mistral-7b"], "run: kakeya_engine model pull mistral-7b (with your --registry, if it"),
+        (["Some/Model"], "Some/Model is not on this machine; run: kakeya_engine model pull Some/Model"),
         (["demo", "--model", "/nowhere"], "give either ID or --model"),
         (["--registry", "a.toml", "--model", "/nowhere"], "give either --registry or --model"),
         (["--kv", "affine8"], "--kv goes with --model"),

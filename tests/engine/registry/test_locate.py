@@ -128,8 +128,8 @@ def test_what_is_in_no_place_is_refused_with_the_places_and_what_to_do(tmp_path:
     assert str(caught.value) == (
         "the drafter of the model pair is not on this machine; looked at: KAKEYA_MODEL_D; "
         "~/kakeya-models/d; the hub's cache of Owner/D at 0123456789ab; "
-        "put Owner/D in ~/kakeya-models/d, or name its folder in KAKEYA_MODEL_D, "
-        "or let the server fetch it with --download"
+        "run: kakeya_engine model pull pair (with your --registry, if it is in one), give --download, "
+        "or put Owner/D in ~/kakeya-models/d, or name its folder in KAKEYA_MODEL_D"
     )
     alone = model_of(published("m"), name="m")
     with pytest.raises(ModelNotHere, match=r"name its folder in KAKEYA_MODEL_M$"):

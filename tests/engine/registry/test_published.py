@@ -34,6 +34,12 @@ def test_every_entry_has_a_published_configuration():
     assert {"demo", *TARGETS} == {entry.name for entry in Registry.load().entries}
 
 
+def test_drafters_are_looked_for_where_pull_links_them():
+    folders = {entry.name: entry.drafter.folder for entry in Registry.load().entries if entry.drafter}
+    assert folders.pop("demo") is None, "shipped"
+    assert folders == {name: f"{name}-dflash" for name in folders}
+
+
 @pytest.mark.sampled(11, 1)
 @pytest.mark.parametrize("name", TARGETS)
 def test_published_configurations_have_the_shapes_that_the_registry_says(name: str, tmp_path: Path):
