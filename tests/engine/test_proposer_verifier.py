@@ -14,7 +14,7 @@ import pytest
 from engine.config import Engine, Options, open_engine
 from engine.evaluation.arms import Outcome, plain, speculate
 from engine.evaluation.prompts import SHIPPED_SETS, Prompt, encode, load_prompts
-from engine.target.loading import SHIPPED
+from engine.target.folder import SHIPPED
 
 PROPOSER = f"masked-diffusion:{SHIPPED / 'proposer'}"
 TOKENS = 96
