@@ -102,13 +102,12 @@ def recall(**values: Any) -> None:
     """  # noqa: D301 - click wants the character itself
     call, haystack, seed = EvaluationCall(values), shared.take_haystack(values), values.pop("seed")
     from engine.cli.tables import depth_figures, recall_table
-    from engine.config import open_engine
     from engine.evaluation.haystack import GENERATED, retrieval_prompts
     from engine.evaluation.recall import RecallSwitches, measure_recall, reach
 
     switches = RecallSwitches(**values, chat=call.chat, haystack=haystack)
     switches.check()
-    engine = open_engine(call.options, haystack.context and haystack.context + switches.max_tokens)
+    engine = call.open_engine(haystack.context and haystack.context + switches.max_tokens)
     beyond = reach(engine.policy)
     haystack = haystack.filled(switches.prompts, unfit=call.chat.chat or beyond > 0)
     seed = seed_of(seed, call.request if haystack.wanted else None)
@@ -333,12 +332,11 @@ def gsm8k(**values: Any) -> None:
 
 def _run_tasks(call: EvaluationCall, values: dict[str, Any], tasks: Any) -> None:
     from engine.cli.tables import tasks_table
-    from engine.config import open_engine
     from engine.evaluation.tasks import TaskSwitches, measure_tasks
 
     switches = TaskSwitches(**values, chat=call.chat)
     switches.check()
-    call.run(partial(measure_tasks, open_engine(call.options), tasks, switches), tasks_table)
+    call.run(partial(measure_tasks, call.open_engine(), tasks, switches), tasks_table)
 
 
 @command.command("server")

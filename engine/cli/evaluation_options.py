@@ -163,15 +163,26 @@ class EvaluationCall:
             raise
         return report.document, stored
 
-    def run_set(self, measure: Callable[..., Any], switches: Any, table: Table, **more: Any) -> None:
+    def open_engine(self, context: int | None = None) -> Any:
+        """`engine.config.open_engine`; what is compared with has native caches, which must fit, too."""
         from engine.config import open_engine
+        from engine.memory import require_memory
+        from engine.target.loading import SHIPPED_TARGET
+
+        options = self.options
+        if options.kv != "native":
+            about: dict[str, Any] = {"dtype": options.dtype, "quantize": options.quantize}
+            require_memory(options.model or SHIPPED_TARGET, context=context, **about)
+        return open_engine(options, context)
+
+    def run_set(self, measure: Callable[..., Any], switches: Any, table: Table, **more: Any) -> None:
         from engine.evaluation.prompts import load_prompts
 
         switches.check()
         prompts = load_prompts(switches.prompts, switches.limit, switches.seed)
         longest = max((prompt.characters for prompt in prompts), default=0)
         wanted = longest // common.CHARACTERS_A_TOKEN + switches.max_tokens
-        self.run(partial(measure, open_engine(self.options, wanted), prompts, switches), table, **more)
+        self.run(partial(measure, self.open_engine(wanted), prompts, switches), table, **more)
 
 
 def conclude(

@@ -27,7 +27,7 @@ from engine.evaluation.prompts import SHIPPED_SETS, load_prompts
 from engine.evaluation.report import build_report, kv_record, now
 from engine.evaluation.throughput import refuse_restoring
 from engine.generate import ChatSwitches, tokens_of
-from engine.memory import fit, verdict
+from engine.memory import fit, require_memory, verdict
 from engine.target.loading import SHIPPED_TARGET
 from evidence_format.claims import FEWEST_CHUNKS
 from evidence_format.model import (
@@ -76,6 +76,8 @@ def open_pair(options: Options, context: int | None = None) -> tuple[Engine, Eng
     options = replace(options, drafter="none", block="auto")
     if options.quantize is not None:
         require_both(options, context)
+    else:
+        require_memory(options.model or SHIPPED_TARGET, dtype=options.dtype, context=context)
     ours = open_engine(options, context)
     refuse_restoring(ours)
     if ours.policy == NATIVE and options.quantize is None:

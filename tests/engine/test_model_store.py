@@ -462,6 +462,17 @@ def test_memory_is_asked_for_the_context_of_an_evaluation(
     assert re.search("does not fit in memory: .* (6[0-9]{2}|7[0-9]{2}) tokens", err), err
 
 
+@pytest.mark.parametrize("command", [("perplexity", "--chunk", "600"), ("recall", "--context", "600")])
+def test_native_caches_that_are_compared_with_must_fit(
+    engine: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+):
+    coded = fit(SHIPPED_TARGET, context=700, kv="affine:4,32", drafter="prompt-lookup", free=0).needed
+    monkeypatch.setattr("engine.memory.free_memory", lambda: coded)
+    more = ("--drafter", "prompt-lookup") if command[0] == "recall" else ()
+    code, _, err = engine("eval", *command, *more, "--kv", "affine:4,32")
+    assert (code, "does not fit in memory" in err) == (6, True), err
+
+
 def test_a_model_too_large_is_refused_before_loading(engine: Run, tmp_path: Path):
     folder = too_large(tmp_path / "large")
     document = json.loads(engine("model", "inspect", folder, "--json")[1])
