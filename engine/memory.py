@@ -367,9 +367,10 @@ def _dflash(asked: DrafterSpec, target: Unloaded, dtype: str | None) -> Unloaded
                 for layer in context.layers:
                     layer.buffers = [mx.zeros(each.shape, each.dtype) for each in layer.buffers]
                 waiting = 0
-        if block > 1:
-            rows = mx.zeros((1, block, config.hidden_size), hidden_states)
-            network(rows, mx.zeros((1, waiting, width), hidden_states), context)
+        if block < 2:  # rows are read when it drafts
+            return int(context.nbytes + (waiting + block) * width * hidden_states.size)
+        rows = mx.zeros((1, block, config.hidden_size), hidden_states)
+        network(rows, mx.zeros((1, waiting, width), hidden_states), context)
         return context.nbytes
 
     return UnloadedDrafter(config.block_size, _nbytes(network, {}), state)

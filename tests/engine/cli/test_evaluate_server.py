@@ -77,9 +77,9 @@ def test_a_check_that_fails_is_exit_1_and_no_report(
     [
         (("--clients", "1"), "--clients must be at least 2, not 1"),
         (("--block", "none"), "--block must be auto or a number"),
-        (("--model", "x", "--id", "demo"), "--model serves a folder; leave out --registry and --id"),
-        (("--drafter", "none"), "--drafter goes with --model"),
-        (("--id", "nobody"), "there is no model 'nobody'; there are demo"),
+        (("--model", "demo", "--id", "demo"), "--model serves a folder; leave out --registry and --id"),
+        (("--drafter", "prompt-lookup"), "--drafter goes with --model"),
+        (("--id", "nobody"), "there is no model 'nobody'; there are "),
         (("--kv", "sink-window:4,16"), "may not ask for the KV policy sink-window:4,16"),
         (("--id", "demo@native", "--kv", "affine8"), "name one"),
         (("--thinking", "on", "--prompts", "code", "--limit", "1"), "add --chat"),
