@@ -151,13 +151,15 @@ def kv(**values: Any) -> None:
     call, haystack, policies = EvaluationCall(values), shared.take_haystack(values), values.pop("policies")
     from engine.cli.tables import depth_figures, kv_figures, kv_table
     from engine.evaluation.kv import DEPTHS, POLICIES, KVSwitches, measure_kv, open_shootout, settled
+    from engine.memory import USUAL_CONTEXT
 
     values["seed"] = seed_of(values["seed"], call.request)
     chosen = POLICIES if policies is None else tuple(policies.split())
     haystack = haystack.with_defaults(depths=DEPTHS)
     switches = KVSwitches(policies=chosen, haystack=haystack, chat=call.chat, **values)
     switches.check()
-    wanted = (haystack.context or 0) + switches.max_tokens
+    # prompts of --speed-prompts, whose lengths are not known yet, may be longer than the made-up ones
+    wanted = max(USUAL_CONTEXT, (haystack.context or 0) + switches.max_tokens)
     measure = partial(measure_kv, open_shootout(settled(call.options), wanted), switches)
     call.run(measure, kv_table, policies=kv_figures, recall_by_depth=depth_figures)
 

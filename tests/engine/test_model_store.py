@@ -447,7 +447,6 @@ def too_large(folder: Path) -> Path:
     "command",
     [
         ("eval", "recall", "--context", "600"),
-        ("eval", "kv", "--context", "600"),
         ("eval", "perplexity", "--kv", "affine:4,32", "--chunk", "600"),
         ("eval", "throughput", "--prompts", "code", "--limit", "1", "--max-tokens", "600"),
     ],
@@ -460,6 +459,17 @@ def test_memory_is_asked_for_the_context_of_an_evaluation(
     code, out, err = engine(*command)
     assert (code, out) == (6, ""), err
     assert re.search("does not fit in memory: .* (6[0-9]{2}|7[0-9]{2}) tokens", err), err
+
+
+@pytest.mark.parametrize(("context", "counted"), [("440", "4,096"), ("6000", "6,064")])
+def test_eval_kv_asks_for_its_context_and_at_least_the_usual_one(
+    engine: Run, tmp_path: Path, context: str, counted: str
+):
+    folder = too_large(tmp_path / "large")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 40_000}
+    (folder / "config.json").write_text(json.dumps(config))
+    code, _, err = engine("eval", "kv", "--model", folder, "--context", context)
+    assert (code, f"{counted} tokens" in err) == (6, True), err
 
 
 @pytest.mark.parametrize("command", [("perplexity", "--chunk", "600"), ("recall", "--context", "600")])
