@@ -5,6 +5,8 @@ Row i of the verify forward holds the target's logits after block row i, and p_i
     greedy     draft i is confirmed when it is argmax(p_i); the next token is argmax(p_a)
     sampling   draft i, drawn from q_i, is confirmed with probability min(1, p_i(d_i) / q_i(d_i)); the next
                token is drawn from max(0, p_a - q_a), normalised (Leviathan et al. 2023, arXiv 2211.17192)
+    by seed    a token is drawn from p_i with the numbers of its position in the text; a draft is confirmed
+               when it is that token, so the text is that of plain decoding with the same seed
 
 a is the number of drafts confirmed before the first that is not; where all are, q_a is nothing and the next
 token is drawn from p_a itself. A draft that was chosen, not drawn, has q_i = 1 at the draft. Either way the
@@ -45,7 +47,11 @@ def pack_greedy(drafts: mx.array, logits: mx.array) -> mx.array:
     int32 [1 + B]: the number of confirmed drafts, then a token for each block row; the emitted tokens are the
     first ``confirmed + 1`` of these.
     """
-    tokens = likeliest(logits)
+    return pack_chosen(drafts, likeliest(logits))
+
+
+def pack_chosen(drafts: mx.array, tokens: mx.array) -> mx.array:
+    """As `pack_greedy`, from the tokens [B] that the target chose behind each block row."""
     hits = (drafts == tokens[:-1]).astype(mx.int32)
     return mx.concatenate([mx.cumprod(hits).sum()[None], tokens])
 
@@ -104,14 +110,27 @@ class TokenSelector:
     ) -> None:
         self.sampler, self.processors, self._logprobs = sampler, processors, logprobs
         self.so_far = mx.array([], mx.int32)  # prompt and emitted tokens [N], for the processors alone
+        self._emitted = 0  # tokens
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every token is the likeliest one, and nothing is recorded of it."""
+        return self.sampler is None and not self.processors and self._logprobs is None
+
+    @property
+    def drafting(self) -> Sampler | None:
+        """What draws the drafts; None: they are the likeliest."""
+        return None if self.sampler is None or self.sampler.by_position else self.sampler
 
     def start(self, prompt: Sequence[int]) -> None:
         """Begin after a prompt."""
+        self._emitted = 0
         if self.processors:
             self.so_far = mx.array(list(prompt), mx.int32)
 
     def note(self, tokens: Sequence[int]) -> None:
         """Take note of emitted tokens."""
+        self._emitted += len(tokens)
         if self.processors:
             self.so_far = self.joined(mx.array(list(tokens), mx.int32))
 
@@ -125,10 +144,16 @@ class TokenSelector:
             return []
         return [self.joined(drafts[:count]) for count in range(1 + drafts.shape[0])]
 
-    def of_row(self, logits: mx.array, so_far: mx.array) -> tuple[mx.array, mx.array]:
-        """The token after a row of logits [1, V], int32 [1], and the same with its record behind it."""
+    def of_row(self, logits: mx.array, so_far: mx.array, ahead: int = 0) -> tuple[mx.array, mx.array]:
+        """The token after a row of logits [1, V], int32 [1], and the same with its record behind it.
+
+        ``ahead`` tokens were chosen that are not noted yet.
+        """
         logits = self._processed(logits, so_far)
-        token = next_token(logits, self.sampler)
+        if self.sampler is not None and self.sampler.by_position:
+            token = self.sampler.draw_at(logits, self._emitted + ahead)
+        else:
+            token = next_token(logits, self.sampler)
         return token, self._recorded(token, token, logits)
 
     def of_block(self, draft: Draft, logits: mx.array, before: Sequence[mx.array]) -> mx.array:
@@ -141,6 +166,8 @@ class TokenSelector:
             logits = mx.concatenate(rows)
         if self.sampler is None:
             packed = pack_greedy(draft.tokens, logits)
+        elif self.sampler.by_position:
+            packed = pack_chosen(draft.tokens, self.sampler.draw_at(logits, self._emitted))
         else:
             packed = pack_sampled(draft, logits, self.sampler)
         return self._recorded(packed, packed[1:], logits)

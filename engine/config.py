@@ -61,13 +61,13 @@ class Engine:
     policy: KVPolicy = NATIVE
     restoration: RestorationPlan | None = None  # of a restored policy
 
-    def new_draft_length(self, *, repeatable: bool = False) -> DraftLength:
-        """What chooses the blocks; ``repeatable`` if it must not depend on time."""
+    def new_draft_length(self) -> DraftLength:
+        """What chooses the blocks."""
         if self.drafter is None:
             return FixedDraftLength(1)
         if self.options.block != "auto":
             return FixedDraftLength(int(self.options.block))
-        return AdaptiveDraftLength.of(self.drafter.drafter, nominal=repeatable)
+        return AdaptiveDraftLength.of(self.drafter.drafter)
 
     def open_session(self, headroom: int) -> Session:
         """A new session for blocks up to ``headroom`` tokens."""

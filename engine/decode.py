@@ -199,7 +199,7 @@ class _Loop:
 
     def _ask(self, bonus: int) -> list[Ask]:
         drafter = self.session.drafter
-        return [] if drafter is None else [Ask(drafter, bonus, self.remaining, self.selector.sampler)]
+        return [] if drafter is None else [Ask(drafter, bonus, self.remaining, self.selector.drafting)]
 
     def verify(self) -> Step:
         """One round: verify the drafts that `plan` has launched, accept, commit."""
@@ -235,7 +235,7 @@ class _Loop:
             ahead = None
             plain = self.silent or self.draft_length.choose(self.remaining - 1) == 1
             if self.remaining > 1 and plain and not self.has_lookup:
-                ahead = self._launch(token, self.selector.joined(token))
+                ahead = self._launch(token, self.selector.joined(token), 1)
             value, *numbers = read_tokens(packed)
             record = Round(1, 0, 0.0, perf_counter() - started)
             stopped = self.stops.find((value,)) is not None
@@ -253,14 +253,14 @@ class _Loop:
             (token, packed, rows), fed = ahead, value
 
     def _launch(
-        self, tokens: mx.array | list[int], so_far: mx.array
+        self, tokens: mx.array | list[int], so_far: mx.array, ahead: int = 0
     ) -> tuple[mx.array, mx.array, mx.array | None]:
         """Start a plain forward: the next token [1], the same with its record, and hidden states."""
         logits, rows = self._forward(tokens)
         if self.selector.processors:
             launch(so_far)
             launch(logits, rows)
-        following, packed = self.selector.of_row(logits[-1:], so_far)
+        following, packed = self.selector.of_row(logits[-1:], so_far, ahead)
         launch(packed, rows)
         return following, packed, rows
 

@@ -47,7 +47,6 @@ LONGEST_WAIT = 16  # times the wait that the share asks for, after probes that c
 FORWARD_TRIALS = 2  # forwards; the cheapest tells what drafting costs; until then it costs nothing
 CAUGHT_UP = 32  # tokens that enter with a draft; more are a cost of their own
 CATCH_UP_SHARE = 0.25  # of a drafter's forward, for each token it must read first; until measured
-NOMINAL_ROUND, NOMINAL_TOKEN = 1.3, 0.035  # plain steps a block and each of its tokens cost, unmeasured
 
 
 class Ask(NamedTuple):
@@ -85,11 +84,18 @@ class DraftLength:
         return False
 
     def record(
-        self, block: int, accepted: int, seconds: float, draft_s: float = 0.0, *, looked_up: bool = False
+        self,
+        block: int,
+        accepted: int | Sequence[int],
+        seconds: float,
+        draft_s: float = 0.0,
+        *,
+        looked_up: bool = False,
     ) -> None:
         """Learn from a round: its block, how many drafts it confirmed, how long it took.
 
-        ``draft_s`` of its seconds went into drafting; drafts ``looked_up`` tell nothing of the network.
+        In a batch, ``accepted`` has a number for each sequence that had all drafts of the block. ``draft_s``
+        of the seconds went into drafting; drafts ``looked_up`` tell nothing of the network.
         """
 
 
@@ -113,7 +119,9 @@ class _Length:
 
 
 class AdaptiveDraftLength(DraftLength):
-    """The block that promises the most tokens a second; with ``nominal`` costs it depends on tokens alone."""
+    """The block that promises the most tokens a second."""
+
+    times_drafts = True
 
     def __init__(
         self,
@@ -122,7 +130,6 @@ class AdaptiveDraftLength(DraftLength):
         *,
         forwards: Callable[[int], int] = lambda _: 1,
         most_drafts: int | None = None,
-        nominal: bool = False,
     ) -> None:
         """Choose among blocks up to twice ``block_size``.
 
@@ -131,12 +138,9 @@ class AdaptiveDraftLength(DraftLength):
         self.blocks = tuple(sorted({b for b in (*others, block_size) if 2 <= b <= 2 * block_size}))
         super().__init__(max(self.blocks, default=1))
         self._most = self.largest if most_drafts is None else most_drafts + 1  # of the network's blocks
-        self._own, self._forwards, self._nominal = block_size, forwards, nominal
-        self.times_drafts = not nominal
-        self._lengths = {b: _Length(PLAIN_TRIALS if nominal else -1) for b in (1, *self.blocks)}
-        self._lengths[1].rounds = max(self._lengths[1].rounds, 0)
-        nominal_costs = {1: 1.0} | {b: NOMINAL_ROUND + NOMINAL_TOKEN * b for b in self.blocks}
-        self._verify_costs = nominal_costs if nominal else {}  # as believed at present
+        self._own, self._forwards = block_size, forwards
+        self._lengths = {1: _Length(0)} | {b: _Length(-1) for b in self.blocks}
+        self._verify_costs: dict[int, float] = {}  # as believed at present
         self._all = [(0.0, 0.0)] * (self.largest - 1)  # confirmations and trials of each draft, all sequences
         self._forward_cost, self._forward_trials = 0.0, 0  # of a forward of the drafter; 0: not known
         self._token_cost: float | None = None  # of each token that the drafter must read first
@@ -147,14 +151,9 @@ class AdaptiveDraftLength(DraftLength):
         self.start()
 
     @classmethod
-    def of(cls, drafter: Drafter, *, nominal: bool = False) -> "AdaptiveDraftLength":
+    def of(cls, drafter: Drafter) -> "AdaptiveDraftLength":
         """For a drafter as it describes itself."""
-        return cls(
-            drafter.block_size,
-            forwards=drafter.draft_forwards,
-            most_drafts=drafter.most_drafts,
-            nominal=nominal,
-        )
+        return cls(drafter.block_size, forwards=drafter.draft_forwards, most_drafts=drafter.most_drafts)
 
     def start(self) -> None:
         """Begin a sequence; costs and the chances of all sequences are kept."""
@@ -176,7 +175,7 @@ class AdaptiveDraftLength(DraftLength):
         block, best = 1, self._best(remaining)
         if self._gain(self._rate(best), remaining) > 0:
             overdue = self._overdue(best, self._rate, min(remaining, self._most))
-            block = best if self._nominal or self._backlog > CAUGHT_UP else overdue
+            block = best if self._backlog > CAUGHT_UP else overdue
         elif self._probe_due(remaining):
             self._probing, block = True, self.blocks[0]
         self.asked = min(block, remaining)
@@ -231,8 +230,6 @@ class AdaptiveDraftLength(DraftLength):
 
     def _longest(self) -> int:
         """The longest block that may be tried: costs are learned step by step."""
-        if self._nominal:
-            return self.largest
         measured = [b for b in self.blocks if self._measured(b)]
         return max(GROWTH * max(measured, default=1), self.blocks[0])
 
@@ -271,7 +268,7 @@ class AdaptiveDraftLength(DraftLength):
 
     def try_forward(self, drafter: Drafter) -> None:
         """Time forwards of one token, once: a drafter that needs one a draft may be too slow by itself."""
-        if self._nominal or self._forwards(2) == 1 or not self._backlog or not self._measured(1):
+        if self._forwards(2) == 1 or not self._backlog or not self._measured(1):
             return
         while self._forward_trials < FORWARD_TRIALS:
             started = perf_counter()
@@ -292,8 +289,6 @@ class AdaptiveDraftLength(DraftLength):
 
     def _overdue(self, best: int, rate: Callable[[int], float], longest: int) -> int:
         """A length that was not measured for long while blocks were used, and that fits; else the best."""
-        if self._nominal:
-            return best
         for block, length in self._lengths.items():
             if block == best or block > longest or (block > 1 and not self._measured(block)):
                 continue
@@ -303,7 +298,13 @@ class AdaptiveDraftLength(DraftLength):
         return best
 
     def record(
-        self, block: int, accepted: int, seconds: float, draft_s: float = 0.0, *, looked_up: bool = False
+        self,
+        block: int,
+        accepted: int | Sequence[int],
+        seconds: float,
+        draft_s: float = 0.0,
+        *,
+        looked_up: bool = False,
     ) -> None:
         """Learn from a round."""
         if block == 1:
@@ -327,10 +328,16 @@ class AdaptiveDraftLength(DraftLength):
         if block in self._lengths and self._lengths[block].rounds > 0:
             self._measure_drafting(block, seconds, draft_s)
         self._backlog = 0
-        for position in range(min(block - 1, accepted + 1)):  # the draft after the confirmed ones was refused
+        each = (accepted,) if isinstance(accepted, int) else accepted
+        for position in range(block - 1):
+            # the draft after the confirmed ones was refused; a round of a batch is one trial, or a part of one
+            share = sum(count >= position for count in each) / max(len(each), 1)
+            confirmed = sum(count > position for count in each) / max(len(each), 1)
+            if not share:
+                break
             for table, decay in ((self._all, GLOBAL_DECAY), (self._sequence, SEQUENCE_DECAY)):
                 hits, trials = table[position]
-                table[position] = decay * hits + (position < accepted), decay * trials + 1
+                table[position] = decay * hits + confirmed, decay * trials + share
         self._expected.clear()
         if self._probing:  # if a probe changes nothing, wait longer for the next
             pays = max(map(self._rate, self.blocks)) > self._rate(1)
@@ -340,7 +347,7 @@ class AdaptiveDraftLength(DraftLength):
 
     def _measure_drafting(self, block: int, seconds: float, draft_s: float) -> None:
         """Learn what a forward of the drafter costs, or, where it had much to read, what that cost."""
-        if self._nominal or not 0 < draft_s < seconds:
+        if not 0 < draft_s < seconds:
             return
         cost = draft_s / (seconds - draft_s) * self._verify_cost(block)
         if self._backlog > CAUGHT_UP:
@@ -352,7 +359,7 @@ class AdaptiveDraftLength(DraftLength):
     def _measure(self, block: int, seconds: float) -> None:
         """Compare a round's cost with the cost before a change of blocks; both lengths learn from it."""
         new = self._lengths.get(block)
-        if self._nominal or new is None or seconds <= 0:  # None: a block cut short
+        if new is None or seconds <= 0:  # None: a block cut short
             return
         new.rounds, cost = new.rounds + 1, log(seconds)
         if new.rounds < 1:

@@ -145,6 +145,12 @@ class SamplingOptions:
     ignore_stops: bool = False  # go on past the model's stop tokens
     logprobs: int | None = None  # see `engine.decode.decode`
 
+    def sampler(self) -> Sampler | None:
+        """What draws the tokens; None for the likeliest."""
+        if self.sampling.greedy:
+            return None
+        return Sampler(self.sampling, by_position=self.sampling.seed is not None)
+
     def stops(self, target: LoadedTarget) -> Stops:
         """The stop tokens and strings for a target."""
         return Stops(() if self.ignore_stops else target.stops, self.stop_texts, target.tokenizer)
@@ -296,7 +302,7 @@ def generate_in_session(
         prompt,
         max_tokens=max_tokens,
         stops=stops,
-        sampler=None if options.sampling.greedy else Sampler(options.sampling),
+        sampler=options.sampler(),
         processors=options.processors,
         logprobs=options.logprobs,
         draft_length=draft_length,

@@ -12,6 +12,9 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from engine.errors import ConfigurationError
 
+STRIDE = (
+    0x9E3779B97F4A7C15  # between the seeds of neighbouring positions: seeds of texts are often neighbours
+)
 COLDEST = 1e-6  # logits divided by much less overflow
 
 
@@ -49,11 +52,15 @@ class Sampling:
 class Sampler:
     """Draws tokens by `Sampling`'s switches, with random numbers of its own."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, *, by_position: bool = False) -> None:
+        """Draw one number after another, or ``by_position`` those of each position of the text.
+
+        By position, a seed gives the same text however it is decoded: in blocks of any length, in a batch.
+        """
         sampling.check()
         if sampling.greedy:
             raise ConfigurationError("nothing is drawn at temperature 0")
-        self.sampling = sampling
+        self.sampling, self.by_position = sampling, by_position
         self.seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         self._key = mx.random.key(self.seed)
 
@@ -73,6 +80,13 @@ class Sampler:
     def draw(self, probabilities: mx.array) -> mx.array:
         """One token for each row [N, V] of probabilities, int32 [N]; lazy."""
         return mx.random.categorical(mx.log(probabilities), key=self.key()).astype(mx.int32)
+
+    def draw_at(self, logits: mx.array, position: int) -> mx.array:
+        """The tokens at a position of the text and those after it, one a row of logits [N, V]: int32 [N]."""
+        scores = mx.log(self.distribution(logits))
+        keys = [mx.random.key((self.seed + STRIDE * (position + row)) % 2**64) for row in range(len(scores))]
+        drawn = [mx.random.categorical(scores[row], key=key) for row, key in enumerate(keys)]
+        return mx.stack(drawn).astype(mx.int32)
 
     def key(self) -> mx.array:
         """A key that was not used yet."""

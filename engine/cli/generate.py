@@ -74,7 +74,7 @@ def command(prompt: str | None, file: Path | None, *, as_json: bool, report_path
         evaluation = Evaluation("throughput", "generate", *about, request=request, resumable=False)
     target = engine.target
     tokens = encode(content, target.tokenizer, target.target.vocab_size, target.context)
-    draft_length = engine.new_draft_length(repeatable=switches.seed is not None)
+    draft_length = engine.new_draft_length()
     for step in generate(engine, tokens, switches.max_tokens, switches.options(), draft_length=draft_length):
         if not as_json:
             sys.stdout.write(step.text)

@@ -48,7 +48,13 @@ class Calibration(DraftLength):
         return self.finished and self._adaptive.has_lookup(asks)
 
     def record(
-        self, block: int, accepted: int, seconds: float, draft_s: float = 0.0, *, looked_up: bool = False
+        self,
+        block: int,
+        accepted: int | Sequence[int],
+        seconds: float,
+        draft_s: float = 0.0,
+        *,
+        looked_up: bool = False,
     ) -> None:
         if self._left and self._left[0] in (block, self._asked):  # a drafter may propose less
             self._left.pop(0)

@@ -237,12 +237,10 @@ class LoadedModel:
         return CachedSession(self.key(request), session, draft_length)
 
     def draft_length(self, request: DecodeRequest, cached: CachedSession) -> DraftLength:
-        """Return the session's draft length, or a separate one for a fixed block or a seed."""
+        """Return the session's draft length, or a separate one for a fixed block."""
         drafter = cached.session.drafter
         if drafter is None:
             return FixedDraftLength(1)
         if request.block is not None:
             return FixedDraftLength(request.block)
-        if request.sampling.seed is not None:  # lengths that depend on time would draw another text
-            return AdaptiveDraftLength.of(drafter, nominal=True)
         return cached.draft_length

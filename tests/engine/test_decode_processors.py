@@ -92,7 +92,7 @@ def test_every_processor_changes_the_text_and_leaves_mlx_lms(family: str, name: 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_drafts_from_the_text_and_the_adaptive_pace_change_nothing(name: str):
-    for draft_length in (FixedDraftLength(6), AdaptiveDraftLength(8, nominal=True)):
+    for draft_length in (FixedDraftLength(6), AdaptiveDraftLength(8)):
         found = ours(target_of("gemma3_text"), PromptLookup(), PROMPT, name, draft_length, COUNT)
         assert found == expected("gemma3_text", name)
 

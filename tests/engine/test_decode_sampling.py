@@ -7,6 +7,7 @@ texts with the model's distribution at every position.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -141,7 +142,7 @@ OF_PROMPT: dict[str, Callable[[Target], Drafter]] = {"certain": lambda target: C
 CHOICES: dict[str, Callable[[], DraftLength]] = {
     **{f"block {block}": partial(FixedDraftLength, block) for block in (2, 3, 4)},
     "plain": partial(FixedDraftLength, 1),
-    "auto": partial(AdaptiveDraftLength, 4, (2, 3, 4), nominal=True),
+    "auto": partial(AdaptiveDraftLength, 4, (2, 3, 4)),
     "seams": partial(tiny.Alternating, 0, (1, 1, 2, 3, 4)),
 }
 
@@ -395,16 +396,49 @@ def test_a_wrong_acceptance_shows_in_long_texts(monkeypatch: pytest.MonkeyPatch)
         assert_every_token_is_drawn_from_the_target(steps, HOT, seed=3)
 
 
+def by_seed(drafter: Drafter | None, draft_length: str, seed: int, count: int = 30) -> list[int]:
+    """One text whose tokens are drawn with the numbers of their positions."""
+    steps = decode(
+        wandering(),
+        drafter,
+        PROMPT,
+        max_tokens=count,
+        draft_length=CHOICES[draft_length](),
+        sampler=Sampler(replace(HOT, seed=seed), by_position=True),
+    )
+    return tokens_of(list(steps))
+
+
 @pytest.mark.sampled(16, 8)
 @pytest.mark.parametrize("draft_length", ["block 3", "auto", "seams"])
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_a_seed_repeats_a_text_and_another_gives_another(kind: str, draft_length: str):
-    first, again, other = (
-        tokens_of(text(wandering(), DRAFTERS[kind](wandering()), 30, draft_length, seed=seed))
-        for seed in (5, 5, 6)
-    )
-    assert first == again
-    assert first != other
+def test_a_seed_gives_the_text_of_plain_decoding_however_it_is_drafted(kind: str, draft_length: str):
+    plain = by_seed(None, "plain", 5)
+    assert by_seed(DRAFTERS[kind](wandering()), draft_length, 5) == plain
+    assert by_seed(DRAFTERS[kind](wandering()), draft_length, 6) != plain
+
+
+def test_texts_of_many_seeds_are_distributed_as_the_target():
+    with Session(small(), PromptLookup(), headroom=4) as session:
+        drawn = [
+            tuple(
+                tokens_of(
+                    list(
+                        decode(
+                            small(),
+                            session.drafter,
+                            PROMPT,
+                            max_tokens=3,
+                            sampler=Sampler(replace(HOT, seed=seed), by_position=True),
+                            draft_length=FixedDraftLength(3),
+                            session=session,
+                        )
+                    )
+                )
+            )
+            for seed in range(DRAWS)
+        ]
+    assert_drawn_from(drawn, exact(HOT))
 
 
 @pytest.mark.slow

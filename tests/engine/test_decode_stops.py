@@ -22,7 +22,7 @@ COUNT = 40
 CHOICES = {
     "plain": partial(FixedDraftLength, 1),
     **{f"block {block}": partial(FixedDraftLength, block) for block in (3, 8, 16)},
-    "auto": partial(AdaptiveDraftLength, 8, nominal=True),
+    "auto": partial(AdaptiveDraftLength, 8),
 }
 
 

@@ -278,16 +278,6 @@ class Found(Certain):
         return self._found.first(count)
 
 
-def test_with_nominal_costs_the_blocks_depend_on_the_tokens_alone():
-    def run(cost: Callable[[int], float]) -> list[int]:
-        return simulate(
-            AdaptiveDraftLength(8, nominal=True), cost, lambda done: 0.9 if done < 60 else 0.1, 200
-        )[1]
-
-    assert run(cheap) == run(linear)
-    assert len(set(run(cheap))) > 2
-
-
 def test_block_at_the_end_of_a_text_may_be_of_any_length():
     draft_length = AdaptiveDraftLength(8)
     simulate(draft_length, cheap, lambda _: 0.8, 60)

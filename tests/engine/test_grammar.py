@@ -128,7 +128,7 @@ def test_the_shipped_pair_writes_what_it_writes_without_a_drafter(shipped: Engin
     for draft_length in (
         FixedDraftLength(2),
         FixedDraftLength(6),
-        AdaptiveDraftLength(8, nominal=True),
+        AdaptiveDraftLength(8),
         tiny.Alternating(1),
     ):
         found = written(target, shipped.drafter.drafter, tokens, grammar, draft_length=draft_length)
