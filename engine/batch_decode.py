@@ -4,13 +4,13 @@
     logits = target(blocks)                               one forward, [S, B, V]
     every sequence accepts, emits and keeps its own a + 1 positions
 
-Prompts are computed one by one, then their caches are merged. A sequence that has fewer drafts than another
-gets its block filled up; the filling is never accepted. The tokens are those every sequence would have had
-alone, or when sampling, distributed as these; a seed gives the same text as alone where the block is fixed
-and the drafter always has drafts. Drafters draft for one sequence at a time.
+Sequences join after their first token, which their own session computes, and leave between two rounds; their
+caches are copied each time. One that has fewer drafts than another gets its block filled up; the filling is
+never accepted. The tokens are those each would have had alone: the likeliest, those of its seed, or drawn
+from the target's distribution. Drafters draft for one sequence at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -18,22 +18,22 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.acceptance import next_token, pack_greedy, pack_sampled, unpack
-from engine.cache.batch import BatchTransaction, merge, refuse_single
+from engine.acceptance import TokenSelector, likeliest, unpack
+from engine.cache.batch import BatchTransaction, extend, extract, merge, refuse_single
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.stats import KVUse, kept_positions, kv_use
 from engine.cache.transaction import new_caches, resident
-from engine.decode import CLEAR_EVERY, Round, Step, check_request, default_draft_length
-from engine.device import launch, read_token, read_tokens, wait_for
-from engine.draft_length import Ask, DraftLength
-from engine.drafters.base import Draft, Drafter
+from engine.decode import CLEAR_EVERY, Round, SequenceDecoder, Step, check_request, default_draft_length
+from engine.device import launch, read_tokens, wait_for
+from engine.draft_length import DraftLength, FixedDraftLength
+from engine.drafters.base import NOTHING, Drafter
 from engine.errors import ConfigurationError
 from engine.restoration.session import RestorationPlan
 from engine.sampling import Sampler
 from engine.session import Session
 from engine.stops import Stops
 from engine.target.attention import CodedAttention
-from engine.target.model import Target
+from engine.target.model import HiddenStateHooks, Target
 
 
 @dataclass(frozen=True)
@@ -90,243 +90,378 @@ def decode_batch(
         check_request(request.prompt, request.max_tokens)
     draft_length = default_draft_length(drafter, draft_length)
     refuse_single(target.model, [new_caches(target.model, 1, policy)])
-    sequences: list[_Sequence] = []
-    caches: list[list[Any]] = []
-    draft_length.start()
+    places: dict[SequenceDecoder, tuple[int, int]] = {}  # place among the requests, and what was restored
     for index, request in enumerate(requests):
-        sequence = _Sequence(index, request, drafter.twin() if drafter else None, request.max_tokens)
+        own, selector = drafter.twin() if drafter else None, TokenSelector(request.sampler, ())
         headroom = max(draft_length.largest, 1)
-        opened = Session(target, sequence.drafter, headroom=headroom, policy=policy, restoration=restoration)
-        with opened as session:
-            step = sequence.prefill(session, prefill_chunk)
-            sequence.restored = session.restored
+        session = Session(target, own, headroom=headroom, policy=policy, restoration=restoration)
+        row = SequenceDecoder(session, draft_length, request.stops, selector, request.max_tokens)
+        with session:
+            step = row.prefill(request.prompt, prefill_chunk)
+            restored = session.restored
+        share = None
         if step.finish is None:
-            sequences.append(sequence)
-            caches.append(session.caches)
-            yield (Emitted(index, step, None),)
+            places[row] = index, restored
         else:
-            yield (Emitted(index, step, _share(merge(target.model, [session.caches]), 1, sequence)),)
-    if not sequences:
+            share = _share(merge(target.model, [session.caches]), 1, row, restored)
+        yield (Emitted(index, step, share),)
+    del session
+    if not places:
         return
-    batch = _Batch(target, sequences, merge(target.model, caches), draft_length, policy)
-    caches.clear()
-    del session, opened
-    with closing(batch):
-        yield from batch.run()
+    with closing(BatchDecoder(target, lambda _: draft_length)) as batch:
+        batch.join(list(places))
+        while batch.rows:
+            steps, count = batch.step(), len(batch.rows)
+            emitted = []
+            for row, found in steps:
+                if isinstance(found, Exception):
+                    raise found
+                index, restored = places[row]
+                share = _share(batch.caches, count, row, restored) if found.finish else None
+                emitted.append(Emitted(index, found, share))
+            batch.leave([row for row, _ in steps if row.finish], keep=False)
+            yield tuple(emitted)
 
 
-def _share(caches: list[Any], sequences: int, own: "_Sequence") -> Share:
-    (classes, nbytes), use = resident(caches), kv_use(caches)
+def _share(caches: list[Any], sequences: int, own: SequenceDecoder, restored: int) -> Share:
+    (classes, nbytes), use, drafter = resident(caches), kv_use(caches), own.session.drafter
     kv = None if use is None else KVUse(use.layers, use.values // sequences, use.nbytes // sequences)
-    forwards = own.drafter.forwards if own.drafter is not None else 0
-    return Share(classes, nbytes // sequences, kv, kept_positions(caches), own.restored, forwards)
+    forwards = drafter.forwards if drafter is not None else 0
+    return Share(classes, nbytes // sequences, kv, kept_positions(caches), restored, forwards)
 
 
-@dataclass
-class _Sequence:
-    index: int
-    request: Request
-    drafter: Drafter | None
-    remaining: int  # tokens that may still be emitted
-    restored: int = 0  # positions times layers
-    bonus: int = -1  # its last token, not in the caches yet
-    finish: str | None = None
-
-    def prefill(self, session: Session, chunk: int) -> Step:
-        """Compute the prompt; the forward of its last token gives the first token."""
-        prompt = self.request.prompt
-        self.request.stops.start(prompt)
-        for done in range(0, len(prompt) - 1, chunk):
-            session.prefill(prompt[done : min(done + chunk, len(prompt) - 1)])
-        session.transaction.begin(1 + len(session.uncached))
-        logits, rows = session.forward(mx.array([[*session.uncached, prompt[-1]]], mx.int32))
-        token = read_token(next_token(logits[0, -1:], self.request.sampler))
-        session.commit(prompt[-1:], rows if rows is None else rows[:, -1:])
-        return self.emit((token,), None)
-
-    def pack(self, draft: Draft, logits: mx.array) -> mx.array:
-        sampler = self.request.sampler
-        return pack_sampled(draft, logits, sampler) if sampler else pack_greedy(draft.tokens, logits)
-
-    def observe(self, tokens: tuple[int, ...], rows: mx.array | None) -> None:
-        if self.drafter is not None:
-            self.drafter.observe(tokens, rows if rows is None else rows[:, : len(tokens)])
-
-    def emit(self, tokens: tuple[int, ...], record: Round | None, stopped: bool | None = None) -> Step:
-        if stopped is None:
-            stopped = self.request.stops.find(tokens) is not None
-        self.bonus = tokens[-1]
-        self.remaining -= len(tokens)
-        if stopped or self.remaining < 1:
-            self.finish = "stop" if stopped else "length"
-        return Step(tokens, record, self.finish)
+Steps = list[tuple[SequenceDecoder, Step | Exception]]
 
 
-class _Batch:
-    def __init__(
-        self,
-        target: Target,
-        sequences: list[_Sequence],
-        caches: list[Any],
-        draft_length: DraftLength,
-        policy: KVPolicy,
-    ) -> None:
-        self.target, self.sequences, self.draft_length = target, sequences, draft_length
-        drafter = sequences[0].drafter
-        with ExitStack() as opened:  # what fails half way leaves the model as it was
-            self.transaction = BatchTransaction(target.model, caches)
-            opened.callback(self.transaction.close)
-            self._hooks = (
-                target.hook_layers(drafter.target_layers) if drafter and drafter.target_layers else None
-            )
-            if self._hooks is not None:
-                opened.callback(self._hooks.close)
-            if policy.attended:
-                opened.callback(CodedAttention(target.model).close)
-            self.close = opened.pop_all().close
-        self._block = 1  # of the next round, decided by `_plan`
-        self._drafts: list[Draft] = []  # of every sequence, launched
+@dataclass(frozen=True)
+class _Launched:
+    """A plain forward that is on its way."""
+
+    tokens: mx.array  # of each sequence, int32 [S]
+    packed: list[mx.array] | None  # the same with records, int32 [1 + …] each; None: there are none
+    states: mx.array | None  # [S, 1, K·hidden]
+
+    def of(self, left: list[int]) -> "_Launched":
+        """Those of some sequences."""
+        chosen = mx.array(left)
+        states = self.states if self.states is None else self.states[chosen]
+        return _Launched(self.tokens[chosen], self.packed and [self.packed[index] for index in left], states)
+
+    def read(self) -> list[list[int]]:
+        """Wait for the numbers of each sequence, its token first."""
+        if self.packed is None:
+            return [[token] for token in read_tokens(self.tokens)]
+        return _read(self.packed)
+
+
+class BatchDecoder:
+    """The rounds of sequences of one target whose caches have one layout, see `engine.cache.batch.layout_of`.
+
+    A sequence with a `FixedDraftLength` keeps to it. For the others, ``draft_lengths`` gives what chooses for
+    so many sequences: a block costs a batch something else than one sequence.
+    """
+
+    def __init__(self, target: Target, draft_lengths: Callable[[int], DraftLength]) -> None:
+        self.target, self.rows = target, list[SequenceDecoder]()
+        self._draft_lengths, self._opened = draft_lengths, ExitStack()
+        self._transaction: BatchTransaction | None = None
+        self._hooks: HiddenStateHooks | None = None
+        self._draft_length = DraftLength(1)
+        self._planned = False  # every row has the drafts of the next round
         self._launch_s = 0.0
+        self._ahead: _Launched | None = None
+        self._settled = False  # the positions of `_ahead` are committed
         self._silent = False  # the drafters were asked and none had anything to propose
         self._has_lookup = False  # a look-up paid after the last plain step, so one may after the next
         self._rounds = 0
 
-    def run(self) -> Iterator[tuple[Emitted, ...]]:
-        with self.transaction.guarded():
-            self._plan()
-            while self.sequences:
-                if self._block > 1:
-                    yield self._verify()
-                else:
-                    yield from self._plain_steps()
+    def close(self) -> None:
+        """Restore the target's layers."""
+        self._opened.close()
+
+    @property
+    def caches(self) -> list[Any]:
+        """The merged caches of all layers."""
+        return self._transaction.caches if self._transaction is not None else []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the merged caches and of the drafters' states."""
+        drafters = (row.session.drafter for row in self.rows)
+        return resident(self.caches)[1] + sum(drafter.nbytes for drafter in drafters if drafter is not None)
+
+    # --- who takes part ----------------------------------------------------------------------------------
+
+    def join(self, rows: Sequence[SequenceDecoder]) -> None:
+        """Take over sequences that have their first token. No plain step may be on its way, see `step`."""
+        if self._ahead is not None:
+            raise ValueError("a sequence joins where no plain step is on its way")
+        merged = merge(self.target.model, [row.session.lend() for row in rows])
+        if self._transaction is None:
+            self._open(merged, rows[0].session.policy)
+        else:
+            extend(self.caches, merged)
+        layers = {
+            d.target_layers for row in rows if (d := row.session.drafter) is not None and d.target_layers
+        }
+        if layers and self._hooks is None:
+            self._hooks = self.target.hook_layers(next(iter(layers)))
+            self._opened.callback(self._hooks.close)
+        self.rows += rows
+        self._resize()
+
+    def leave(self, rows: Sequence[SequenceDecoder], *, keep: bool = True) -> None:
+        """Let sequences go, whatever they have done; with ``keep``, each with its caches in its session."""
+        if not rows:
+            return
+        if self._ahead is not None and not self._settled:
+            self._settle(self._ahead)
+        caches = self.caches
+        for row in rows:
+            if keep:
+                row.session.adopt(extract(caches, self.rows.index(row)))
+            row.draft = NOTHING
+        left = [index for index, row in enumerate(self.rows) if row not in rows]
+        self.rows = [self.rows[index] for index in left]
+        if not left:
+            self.close()
+            self._transaction = self._hooks = self._ahead = None
+            return
+        if self._transaction is not None:
+            self._transaction.filter(left)
+        if self._ahead is not None:
+            self._ahead = self._ahead.of(left)
+        self._resize()
+
+    def _open(self, caches: list[Any], policy: KVPolicy) -> None:
+        with ExitStack() as opened:  # what fails half way leaves the model as it was
+            self._transaction = BatchTransaction(self.target.model, caches)
+            opened.callback(self._transaction.close)
+            if policy.attended:
+                opened.callback(CodedAttention(self.target.model).close)
+            self._opened = opened.pop_all()
+
+    def _resize(self) -> None:
+        chosen = self._draft_lengths(len(self.rows))
+        if chosen is not self._draft_length:
+            self._draft_length = chosen
+            chosen.start()
+
+    # --- rounds ------------------------------------------------------------------------------------------
+
+    def step(self, *, ahead: bool = True) -> Steps:
+        """One round, for all; an error of one sequence's grammar or processors is its own.
+
+        Those that ended are to leave before the next. With ``ahead`` the next round is begun.
+        """
+        transaction = self._transaction
+        if transaction is None:
+            raise ValueError("nothing takes part in the batch")
+        with transaction.guarded():
+            if self._ahead is None and not self._planned:
+                self._plan()
+            self._planned = False
+            if any(len(row.draft) for row in self.rows):
+                steps = self._verify(transaction)
+            else:
+                steps = self._plain(transaction, ahead=ahead)
+            if ahead and self._ahead is None and any(row.finish is None for row in self.rows):
+                self._plan()
+        self._rounds += 1
+        if self._rounds % CLEAR_EVERY == 0:
+            mx.clear_cache()
+        return steps
 
     def _plan(self) -> None:
-        self._block, self._silent, self._has_lookup = 1, False, False
-        if not (asks := self._asks()):
-            return
+        """Ask for the drafts of the next round."""
+        self._planned, self._silent, self._has_lookup = True, False, False
         started = perf_counter()
-        self._drafts = self.draft_length.drafts(asks, self.draft_length.largest)
-        self._block = 1 + max(map(len, self._drafts))
-        self._silent = self._block == 1 and self.draft_length.asked > 1
-        launch([draft.tokens for draft in self._drafts])
+        going = [row for row in self.rows if row.finish is None]
+        adaptive = [row for row in going if not _keeps_block(row)]
+        asks = [ask for row in adaptive for ask in row.asks(row.bonus)]
+        most = min((row.session.headroom for row in self.rows), default=1)
+        for row in self.rows:
+            row.draft = NOTHING
+        if asks:
+            chosen = self._draft_length.drafts(asks, min(self._draft_length.largest, most))
+            asked = (row for row in adaptive if row.session.drafter is not None)
+            for row, draft in zip(asked, chosen, strict=True):
+                row.draft = draft
+            self._silent = self._draft_length.asked > 1 and not any(map(len, chosen))
+        for row in going:
+            if _keeps_block(row) and (own := row.asks(row.bonus)):
+                (row.draft,) = row.draft_length.drafts(own, most)
+        if drafts := [row.draft.tokens for row in self.rows if len(row.draft)]:
+            launch(drafts)
         self._launch_s = perf_counter() - started
 
-    def _asks(self) -> list[Ask]:
-        return [
-            Ask(each.drafter, each.bonus, each.remaining, each.request.sampler)
-            for each in self.sequences
-            if each.drafter is not None and each.finish is None
-        ]
-
-    def _verify(self) -> tuple[Emitted, ...]:
+    def _verify(self, transaction: BatchTransaction) -> Steps:
         """One round: verify the drafts that `_plan` has launched, and let each sequence keep its own."""
-        started, sequences, block = perf_counter(), self.sequences, self._block
-        drafts, self._drafts = self._drafts, []
-        filled = mx.stack([mx.pad(draft.tokens, (0, block - 1 - len(draft))) for draft in drafts])
-        logits, rows = self._forward(mx.concatenate([self._bonuses(), filled], axis=1))  # [S, B, V]
-        pairs = list(zip(sequences, drafts, strict=True))
-        parts = [each.pack(draft, logits[row, : 1 + len(draft)]) for row, (each, draft) in enumerate(pairs)]
-        packed = mx.concatenate(parts)
-        launch(packed, rows)  # a second graph: one giant graph chokes some devices
+        started, rows = perf_counter(), self.rows
+        drafts = [row.draft for row in rows]
+        longest = max(map(len, drafts))
+        filled = mx.stack([mx.pad(draft.tokens, (0, longest - len(draft))) for draft in drafts])
+        logits, states = self._forward(transaction, mx.concatenate([self._bonuses(), filled], axis=1))
+        packed, errors = self._accepted(filled, logits, states)
         draft_s = self._launch_s
-        if self.draft_length.times_drafts:
+        if self._draft_length.times_drafts:
             waiting = perf_counter()
             for draft in drafts:
                 wait_for(draft.tokens)
             draft_s += perf_counter() - waiting
-        values = iter(read_tokens(packed))
-        verdicts = [
-            unpack([next(values) for _ in range(2 + len(draft))], each.request.stops) for each, draft in pairs
-        ]
+        values = _read(packed)
         seconds = self._launch_s + perf_counter() - started
-        self.transaction.commit([verdict.kept for verdict in verdicts])
-        steps = []
-        for row, ((each, draft), verdict) in enumerate(zip(pairs, verdicts, strict=True)):
-            each.observe((each.bonus, *verdict.tokens[:-1]), rows if rows is None else rows[row : row + 1])
-            looked_up = draft.chances is not None
+        kept, steps = [], list[tuple[SequenceDecoder, Step | Exception]]()
+        learned = dict[bool, list[int]]()  # accepted drafts of those with all of them, looked up or not
+        for index, (row, draft, numbers) in enumerate(zip(rows, drafts, values, strict=True)):
+            row.draft = NOTHING
+            if (error := errors.get(index)) is not None:
+                kept.append(0)
+                row.finish = "error"
+                steps.append((row, error))
+                continue
+            verdict, looked_up = unpack(numbers, row.stops), draft.chances is not None
+            kept.append(verdict.kept)
+            own = states if states is None else states[index : index + 1, : verdict.kept]
+            row.session.note((row.bonus, *verdict.tokens[:-1]), own)
             record = Round(1 + len(draft), verdict.accepted, draft_s, seconds - draft_s, looked_up)
-            steps.append(each.emit(verdict.tokens, record, verdict.stopped))
-        # learn from one of the longest drafts, each sequence in its turn
-        whole = [pair for pair in zip(drafts, verdicts, strict=True) if len(pair[0]) == block - 1]
-        draft, verdict = whole[self._rounds % len(whole)]
-        looked_up = draft.chances is not None
-        self.draft_length.record(block, verdict.accepted, seconds, draft_s, looked_up=looked_up)
-        emitted = self._emitted(steps)
-        self._drop_ended()
-        self._plan()
-        return emitted
+            if len(draft) == longest and not _keeps_block(row):
+                learned.setdefault(looked_up, []).append(verdict.accepted)
+            rest = numbers[2 + len(draft) :]
+            steps.append(
+                (row, row.emit(verdict.tokens, record, verdict.stopped, rest, plan=False, learn=False))
+            )
+        transaction.commit(kept)
+        if learned:
+            looked_up = True in learned
+            accepted = learned[looked_up]
+            self._draft_length.record(1 + longest, accepted, seconds, draft_s, looked_up=looked_up)
+        return steps
 
-    def _plain_steps(self) -> Iterator[tuple[Emitted, ...]]:
-        """Pipelined plain steps until the draft length chooses a block or all sequences end."""
-        started = perf_counter()
-        tokens, rows = self._launch(self._bonuses())
-        while True:
-            self.transaction.commit([1] * len(self.sequences))
-            if left := self._drop_ended():  # what was launched ahead stays good for the others
-                tokens, rows = tokens[left], rows if rows is None else rows[left]
-            for row, each in enumerate(self.sequences):
-                each.observe((each.bonus,), rows if rows is None else rows[row : row + 1])
-            most = max(each.remaining for each in self.sequences) - 1
-            ahead = None
-            plain = self._silent or self.draft_length.choose(most) == 1
-            if most and plain and not self._has_lookup:
-                ahead = self._launch(tokens[:, None])
-            values = read_tokens(tokens)
-            record = Round(1, 0, 0.0, perf_counter() - started)
-            pairs = zip(self.sequences, values, strict=True)
-            emitted = self._emitted([each.emit((value,), record) for each, value in pairs])
-            going = [each for each in self.sequences if each.finish is None]
-            if ahead is None or not going:  # it overlapped with nothing: no cost to learn
-                self.transaction.abort()
-                self._drop_ended()
-                self._plan()
-                yield emitted
-                return
-            self.draft_length.record(1, 0, record.verify_s)
-            if self._silent:
-                drafts = self.draft_length.drafts(self._asks(), self.draft_length.largest)
-                self._silent = self.draft_length.asked > 1 and not any(map(len, drafts))
-            self._has_lookup = self.draft_length.has_lookup(self._asks())
-            yield emitted
-            started = perf_counter()
-            tokens, rows = ahead
+    def _accepted(
+        self, filled: mx.array, logits: mx.array, states: mx.array | None
+    ) -> tuple[list[mx.array], dict[int, Exception]]:
+        """Each row's acceptance, see `TokenSelector.of_block`, launched, and errors of rows.
+
+        The rows without samplers, processors and records are accepted all at once.
+        """
+        rows, errors = self.rows, dict[int, Exception]()
+        before = [row.selector.before(row.draft.tokens) for row in rows]
+        if any(before):
+            launch([each for each in before if each])  # what processors may read, then the forward
+            launch(logits, states)
+        tokens = likeliest(logits)  # [S, B]
+        lengths = mx.array([[len(row.draft)] for row in rows])
+        hits = (filled == tokens[:, :-1]) & (mx.arange(filled.shape[1])[None] < lengths)
+        counts = mx.cumprod(hits.astype(mx.int32), axis=1).sum(axis=1, keepdims=True)
+        together = mx.concatenate([counts, tokens], axis=1)  # [S, 1 + B]
+        packed = []
+        for index, row in enumerate(rows):
+            size = 1 + len(row.draft)
+            if row.selector.is_plain:
+                packed.append(together[index, : 1 + size])
+                continue
+            try:
+                packed.append(row.selector.of_block(row.draft, logits[index, :size], before[index]))
+            except Exception as error:  # of its processors; the others go on
+                errors[index] = error
+                packed.append(together[index, : 1 + size])
+        launch(packed, states)  # a second graph: one giant graph chokes some devices
+        return packed, errors
+
+    def _plain(self, transaction: BatchTransaction, *, ahead: bool) -> Steps:
+        """A plain step; with ``ahead`` the next, if it is plain too, is launched before tokens are read."""
+        started, errors = perf_counter(), dict[int, Exception]()
+        launched = self._ahead
+        if launched is None:
+            launched, errors = self._launch(transaction, self._bonuses())
+            self._settled = False
+        if not self._settled:
+            self._settle(launched)
+        self._ahead, rows = None, self.rows
+        most = max(row.remaining for row in rows) - 1
+        plain = self._silent or self._draft_length.choose(most) == 1
+        fixed = any(_keeps_block(row) and row.draft_length.largest > 1 for row in rows)
+        processed = any(row.selector.processors for row in rows)  # these wait for each token
+        pipelined = ahead and most > 0 and plain and not (self._has_lookup or fixed or processed)
+        if pipelined:
+            self._ahead, _ = self._launch(transaction, launched.tokens[:, None], 1)
+            self._settled = False
+        values = launched.read()
+        record, steps = (
+            Round(1, 0, 0.0, perf_counter() - started),
+            list[tuple[SequenceDecoder, Step | Exception]](),
+        )
+        for index, (row, (token, *numbers)) in enumerate(zip(rows, values, strict=True)):
+            if (error := errors.get(index)) is not None:
+                row.finish = "error"
+                steps.append((row, error))
+                continue
+            stopped = row.stops.find((token,)) is not None
+            steps.append((row, row.emit((token,), record, stopped, numbers, plan=False, learn=False)))
+        going = [row for row in rows if row.finish is None]
+        if not going and self._ahead is not None:
+            transaction.abort()
+            self._ahead = None
+        if self._ahead is not None:
+            self._draft_length.record(1, 0, record.verify_s)
+            asks = [ask for row in going for ask in row.asks(row.bonus)]
+            if self._silent and asks:
+                drafts = self._draft_length.drafts(asks, self._draft_length.largest)
+                self._silent = self._draft_length.asked > 1 and not any(map(len, drafts))
+            self._has_lookup = bool(asks) and self._draft_length.has_lookup(asks)
+        return steps
+
+    def _settle(self, launched: _Launched) -> None:
+        """Commit the positions of a plain step, whose tokens may not be known yet."""
+        if self._transaction is not None:
+            self._transaction.commit([1] * len(self.rows))
+        for index, row in enumerate(self.rows):
+            states = launched.states
+            row.session.note((row.bonus,), states if states is None else states[index : index + 1])
+        self._settled = True
 
     def _bonuses(self) -> mx.array:
         """The last token of each sequence, [S, 1]."""
-        return mx.array([[each.bonus] for each in self.sequences], mx.int32)
+        return mx.array([[row.bonus] for row in self.rows], mx.int32)
 
-    def _launch(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Start a plain forward over [S, 1]: the next tokens [S] and hidden states, not waited for."""
-        logits, rows = self._forward(tokens)
-        samplers = [each.request.sampler for each in self.sequences]
-        if any(samplers):
-            following = mx.concatenate([next_token(logits[row], each) for row, each in enumerate(samplers)])
-        else:
-            following = next_token(logits[:, -1], None)
-        launch(following, rows)
-        return following, rows
+    def _launch(
+        self, transaction: BatchTransaction, tokens: mx.array, ahead: int = 0
+    ) -> tuple[_Launched, dict[int, Exception]]:
+        """Start a plain forward over [S, 1], ``ahead`` of tokens that are not noted yet."""
+        logits, states = self._forward(transaction, tokens)
+        selectors = [row.selector for row in self.rows]
+        chosen, errors = likeliest(logits[:, -1]), dict[int, Exception]()  # [S]
+        if all(selector.is_plain for selector in selectors):
+            launch(chosen, states)
+            return _Launched(chosen, None, states), errors
+        if any(selector.processors for selector in selectors):
+            launch(logits, states)
+        following, packed = [], []
+        for index, selector in enumerate(selectors):
+            token = record = chosen[index : index + 1]
+            if not selector.is_plain:
+                so_far = selector.joined(tokens[index]) if ahead else selector.so_far
+                try:
+                    token, record = selector.of_row(logits[index, -1:], so_far, ahead)
+                except Exception as error:  # of its processors; the others go on
+                    errors[index] = error
+            following.append(token)
+            packed.append(record)
+        launch(packed, states)
+        return _Launched(mx.concatenate(following), packed, states), errors
 
-    def _forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
+    def _forward(self, transaction: BatchTransaction, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
         """Open a transaction and run [S, N] tokens forward: logits [S, N, V], states [S, N, K·hidden]."""
-        self.transaction.begin(tokens.shape[1])
-        return self.target.forward(tokens, self.transaction.caches, self._hooks)
+        transaction.begin(tokens.shape[1])
+        return self.target.forward(tokens, transaction.caches, self._hooks)
 
-    def _emitted(self, steps: Sequence[Step]) -> tuple[Emitted, ...]:
-        self._rounds += 1
-        if self._rounds % CLEAR_EVERY == 0:
-            mx.clear_cache()
-        caches, count = self.transaction.caches, len(self.sequences)
-        return tuple(
-            Emitted(each.index, step, _share(caches, count, each) if each.finish else None)
-            for each, step in zip(self.sequences, steps, strict=True)
-        )
 
-    def _drop_ended(self) -> list[int]:
-        """Let the sequences that have ended leave; the rows that stay, or none of them if all do."""
-        left = [row for row, each in enumerate(self.sequences) if each.finish is None]
-        if len(left) == len(self.sequences):
-            return []
-        self.sequences = [self.sequences[row] for row in left]
-        if left:
-            self.transaction.filter(left)
-        return left
+def _keeps_block(row: SequenceDecoder) -> bool:
+    return isinstance(row.draft_length, FixedDraftLength)
+
+
+def _read(packed: list[mx.array]) -> list[list[int]]:
+    """Read arrays of integers in one transfer."""
+    values = iter(read_tokens(mx.concatenate(packed)))
+    return [[next(values) for _ in range(array.shape[0])] for array in packed]

@@ -11,7 +11,7 @@ newest, so a caller may stop at any of them and go on from there.
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -131,10 +131,12 @@ def decode(
         restoration=restoration,
     )
     selector = TokenSelector(sampler, processors, records)
-    loop = _Loop(own, draft_length, stops or Stops(), selector, diagnosis, max_tokens)
+    decoder = SequenceDecoder(own, draft_length, stops or Stops(), selector, max_tokens, diagnosis)
     try:
         with own.guarded() as check:
-            for step in loop.steps(prompt, prefill_chunk):
+            yield decoder.prefill(prompt, prefill_chunk)
+            check()
+            for step in decoder.rounds():
                 yield step
                 check()
     finally:
@@ -142,16 +144,16 @@ def decode(
             own.close()
 
 
-@dataclass
-class _Loop:
-    """What the steps of one continuation share."""
+@dataclass(eq=False)
+class SequenceDecoder:
+    """One continuation: its rounds by itself, and what a batch needs to know of it."""
 
     session: Session
     draft_length: DraftLength
     stops: Stops
     selector: TokenSelector
-    diagnosis: Diagnosis
     remaining: int  # tokens that may still be emitted
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
     finish: str | None = None
     block: int = 1  # length of the next round, decided by `plan`
     draft: Draft = NOTHING  # its drafts [block - 1], launched
@@ -159,10 +161,10 @@ class _Loop:
     silent: bool = False  # the drafter was asked and had nothing to propose
     has_lookup: bool = False  # a look-up paid after the last plain step, so one may after the next
     bonus: int = -1
-    rounds: int = 0
+    _rounds: int = 0
 
-    def steps(self, prompt: Sequence[int], chunk: int) -> Iterator[Step]:
-        yield self.prefill(prompt, chunk)
+    def rounds(self) -> Iterator[Step]:
+        """The steps after the first one."""
         self.plan()
         while not self.finish:
             if self.block > 1:
@@ -182,22 +184,26 @@ class _Loop:
         _, packed, rows = self._launch([*self.session.uncached, prompt[last]], self.selector.so_far)
         token, *numbers = read_tokens(packed)
         self.session.commit(prompt[last:], rows)
-        return self._emit((token,), None, self.stops.find((token,)) is not None, numbers, plan=False)
+        return self.emit(
+            (token,), None, self.stops.find((token,)) is not None, numbers, plan=False, learn=False
+        )
 
     def plan(self) -> None:
+        """Ask for the drafts of the next round."""
         self.block, self.has_lookup = 1, False
         if self.finish or self.session.drafter is None:
             return
         started = perf_counter()
         most = self.session.headroom - self.session.transaction.uncached
-        (self.draft,) = self.draft_length.drafts(self._ask(self.bonus), most)
+        (self.draft,) = self.draft_length.drafts(self.asks(self.bonus), most)
         self.block = 1 + len(self.draft)
         self.silent = self.block == 1 and self.draft_length.asked > 1
         if self.block > 1 and not self.diagnosis.single_graph:
             launch(self.draft.tokens)
         self.launch_s = perf_counter() - started
 
-    def _ask(self, bonus: int) -> list[Ask]:
+    def asks(self, bonus: int) -> list[Ask]:
+        """The request for drafts after a token; none without a drafter."""
         drafter = self.session.drafter
         return [] if drafter is None else [Ask(drafter, bonus, self.remaining, self.selector.drafting)]
 
@@ -224,7 +230,7 @@ class _Loop:
         self.session.commit((self.bonus, *verdict.tokens[:-1]), rows)
         looked_up = draft.chances is not None
         record = Round(self.block, verdict.accepted, drafting_s, seconds - drafting_s, looked_up)
-        return self._emit(verdict.tokens, record, verdict.stopped, values[1 + self.block :])
+        return self.emit(verdict.tokens, record, verdict.stopped, values[1 + self.block :])
 
     def plain_steps(self) -> Iterator[Step]:
         """Pipelined plain steps until the draft length chooses a block or the sequence ends."""
@@ -241,13 +247,13 @@ class _Loop:
             stopped = self.stops.find((value,)) is not None
             if ahead is None or stopped:  # the last plain step overlaps with nothing: no cost to learn
                 self.session.transaction.abort()
-                yield self._emit((value,), record, stopped, numbers, learn=False)
+                yield self.emit((value,), record, stopped, numbers, learn=False)
                 return
-            step = self._emit((value,), record, stopped, numbers, plan=False)
-            if self.silent and (asks := self._ask(value)):
+            step = self.emit((value,), record, stopped, numbers, plan=False)
+            if self.silent and (asks := self.asks(value)):
                 [draft] = self.draft_length.drafts(asks, self.session.headroom)
                 self.silent = self.draft_length.asked > 1 and not len(draft)
-            self.has_lookup = self.draft_length.has_lookup(self._ask(value))
+            self.has_lookup = self.draft_length.has_lookup(self.asks(value))
             yield step
             started = perf_counter()
             (token, packed, rows), fed = ahead, value
@@ -280,7 +286,7 @@ class _Loop:
             return logits[0, skipped:], None if rows is None else rows[:, skipped:]
         return logits[0], rows
 
-    def _emit(
+    def emit(
         self,
         tokens: tuple[int, ...],
         record: Round | None,
@@ -293,7 +299,7 @@ class _Loop:
         """Book a finished round, and start drafting the next block before its tokens are handed out."""
         self.bonus = tokens[-1]
         self.remaining -= len(tokens)
-        self.rounds += 1
+        self._rounds += 1
         self.selector.note(tokens)
         if record is not None and learn:
             self.draft_length.record(
@@ -307,6 +313,6 @@ class _Loop:
             self.finish = "stop" if stopped else "length"
         elif plan:
             self.plan()
-        if self.rounds % CLEAR_EVERY == 0:
+        if self._rounds % CLEAR_EVERY == 0:
             mx.clear_cache()
         return Step(tokens, record, self.finish, self.selector.records(tokens, numbers))

@@ -330,7 +330,7 @@ class AdaptiveDraftLength(DraftLength):
         self._backlog = 0
         each = (accepted,) if isinstance(accepted, int) else accepted
         for position in range(block - 1):
-            # the draft after the confirmed ones was refused; a round of a batch is one trial, or a part of one
+            # the draft after the confirmed ones was refused; a round of a batch is one trial, or part of one
             share = sum(count >= position for count in each) / max(len(each), 1)
             confirmed = sum(count > position for count in each) / max(len(each), 1)
             if not share:

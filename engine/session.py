@@ -44,12 +44,19 @@ class Session(AbstractContextManager["Session"]):
         # tokens held at the mark, the caches, and what brings the drafter back
         self._mark: tuple[int, int, Mark, Callable[[], object] | None] | None = None
         self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.uncached`
+        self._restoration_plan, self._compiles = restoration, compiled
+        if drafter is not None:
+            drafter.start()
+        self._open(caches or new_caches(target.model, headroom, policy))
+
+    def _open(self, caches: list[Any]) -> None:
+        target, drafter = self.target, self.drafter
         with ExitStack() as opened:  # what fails half way leaves the model as it was
-            self.transaction = Transaction(target.model, caches or new_caches(target.model, headroom, policy))
+            self.transaction = Transaction(target.model, caches)
             opened.callback(lambda: self.transaction.close())  # noqa: PLW0108 - the one of then
-            if policy.attended:
+            if self.policy.attended:
                 opened.callback(CodedAttention(target.model).close)
-            self._restoration = restoration_for(restoration, target, self.caches)
+            self._restoration = restoration_for(self._restoration_plan, target, self.caches)
             if self._restoration is not None:
                 opened.callback(self._restoration.close)
             self._hooks = (
@@ -58,10 +65,21 @@ class Session(AbstractContextManager["Session"]):
             if self._hooks is not None:
                 opened.callback(self._hooks.close)
             ids = self._hooks.ids if self._hooks else ()
-            self._compiled = CompiledForward.of(target, ids, self.caches) if compiled else None
-            if drafter is not None:
-                drafter.start()
+            self._compiled = CompiledForward.of(target, ids, self.caches) if self._compiles else None
             self._opened = opened.pop_all()
+
+    def lend(self) -> list[Any]:
+        """Hand the caches over to a batch; until `adopt` nothing can be decoded here."""
+        caches = self.caches
+        if self.drafter is not None:
+            self.drafter.rewind(0)  # drafts may have been asked for
+        self.close()
+        self.transaction = Transaction(self.target.model, [])
+        return caches
+
+    def adopt(self, caches: list[Any]) -> None:
+        """Go on with caches that hold the session's tokens, as they come back from a batch."""
+        self._open(caches)
 
     def close(self) -> None:
         """Restore the target's layers; the caches may still be read."""
@@ -150,7 +168,7 @@ class Session(AbstractContextManager["Session"]):
             except BaseException:
                 self._start_over()
                 raise
-            self._note(part, rows if rows is None else rows[:, len(uncached) :])
+            self.note(part, rows if rows is None else rows[:, len(uncached) :])
             mx.clear_cache()
 
     def forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
@@ -165,7 +183,7 @@ class Session(AbstractContextManager["Session"]):
     def commit(self, tokens: Sequence[int], rows: mx.array | None) -> None:
         """Keep the positions of these N tokens; ``rows`` are hidden states, [1, at least N, K·hidden]."""
         self.transaction.commit(self.transaction.uncached + len(tokens))
-        self._note(tokens, rows if rows is None else rows[:, : len(tokens)])
+        self.note(tokens, rows if rows is None else rows[:, : len(tokens)])
 
     @contextmanager
     def guarded(self) -> Iterator[Callable[[], None]]:
@@ -184,7 +202,8 @@ class Session(AbstractContextManager["Session"]):
                 self.transaction.abort()
             raise
 
-    def _note(self, tokens: Sequence[int], rows: mx.array | None) -> None:
+    def note(self, tokens: Sequence[int], rows: mx.array | None) -> None:
+        """Note committed tokens [N] and their hidden states, [1, N, K·hidden]."""
         self.tokens.extend(tokens)
         if self.drafter is not None:
             self.drafter.observe(tokens, rows)

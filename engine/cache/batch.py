@@ -48,6 +48,14 @@ class RaggedKV(_BaseCache):
     def merge(cls, caches: Sequence[Any]) -> "RaggedKV":
         return cls(caches)
 
+    def extend(self, other: "RaggedKV") -> None:
+        """Take over the sequences of a batch of the same layer, behind one's own."""
+        rows = max(self.keys.shape[2], other.keys.shape[2])
+        self.keys = mx.concatenate([_fitted(self.keys, rows), _fitted(other.keys, rows)])
+        self.values = mx.concatenate([_fitted(self.values, rows), _fitted(other.values, rows)])
+        self.lengths = [*self.lengths, *other.lengths]
+        self._floors = [*self._floors, *other._floors]
+
     def extract(self, row: int) -> KVCache | SlidingRing:
         length = self.lengths[row]
         keys, values = (mx.contiguous(each[row : row + 1]) for each in (self.keys, self.values))
@@ -179,6 +187,30 @@ def _merged(caches: Sequence[Any]) -> Any:
     if any(cache.empty() for cache in caches):
         raise ValueError("a sequence joins a batch after its prompt was computed")
     return (ArraysCache if type(caches[0]) is ArraysCache else RaggedKV).merge(caches)
+
+
+def layout_of(model: Any, caches: Sequence[Any]) -> tuple[Any, ...] | None:
+    """What sequences must have in common to share a batch, empty ones too; None where none can."""
+    try:
+        refuse_single(model, [caches])
+    except ModelError:
+        return None
+    return tuple(_layout(cache) for cache in caches)
+
+
+def _layout(cache: Any) -> tuple[Any, ...]:
+    if type(cache) is CacheList:
+        return tuple(_layout(inner) for inner in cache.caches)
+    if type(cache) is CodedKV:
+        return cache.code, cache.attended, *(_layout(store) for store in cache.stores)
+    return (ArraysCache, len(cache.cache)) if type(cache) is ArraysCache else layout(cache)
+
+
+def extend(caches: Sequence[Any], others: Sequence[Any]) -> None:
+    """Add the sequences of a batch to those of another, layer by layer, in place."""
+    for cache, other in zip(caches, others, strict=True):
+        for member, joining in zip(members_of(cache), members_of(other), strict=True):
+            member.extend(joining)
 
 
 def extract(caches: Sequence[Any], row: int) -> list[Any]:

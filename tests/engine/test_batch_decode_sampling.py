@@ -7,7 +7,7 @@ from functools import cache
 import mlx.core as mx
 import pytest
 
-from engine import batch_decode
+from engine import acceptance
 from engine.batch_decode import Request, decode_batch
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
@@ -90,7 +90,7 @@ def test_a_wrong_acceptance_fails_the_same_test(monkeypatch: pytest.MonkeyPatch)
         following = sampler.draw(sampler.distribution(logits)[-1:])
         return mx.concatenate([mx.array([len(draft)], mx.int32), draft.tokens, following])
 
-    monkeypatch.setattr(batch_decode, "pack_sampled", careless)
+    monkeypatch.setattr(acceptance, "pack_sampled", careless)
     exact = joint_distribution(four_tokens().model, [0, 1, 2, 3, 1, 0, 2, 1], Sampling(temperature=1.0))
     with pytest.raises(AssertionError, match="chi-square"):
         assert_drawn_from(draws_of(600), exact)

@@ -85,9 +85,11 @@ class Alternating(DraftLength):
     def choose(self, remaining: int) -> int:
         return min(self._random.choice(self._choices), remaining)
 
-    def record(self, block: int, accepted: int, seconds: float, *_: object, **__: object) -> None:
+    def record(
+        self, block: int, accepted: int | Sequence[int], seconds: float, *_: object, **__: object
+    ) -> None:
         assert seconds > 0
-        assert 0 <= accepted < block
+        assert all(0 <= each < block for each in ([accepted] if isinstance(accepted, int) else accepted))
 
 
 class ScriptedDrafter(NetworkDrafter):
