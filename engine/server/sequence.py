@@ -108,8 +108,6 @@ def decode_in_session(
             session.prefill(request.prompt[done:upto])
             done = upto
             yield PrefillProgress(done, total)
-        if done == request.stable_prefix:
-            session.mark()
     mlx_lm: Any = make_logits_processors
     processors: list[Processor] = mlx_lm(dict(request.bias) or None, **request.penalties)
     if request.grammar is not None:  # last: nothing may bring back what it forbids

@@ -55,7 +55,7 @@ class CachedSession:
     @property
     def nbytes(self) -> int:
         session, drafter = self.session, self.session.drafter
-        caches = sum(int(cache.nbytes) for cache in session.caches) + session.mark_nbytes
+        caches = sum(int(cache.nbytes) for cache in session.caches)
         return caches + (drafter.nbytes if drafter is not None else 0)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class SessionCache:
         best = max(own, key=lambda cached: common_length(cached.session.tokens, prompt), default=None)
         if best is not None:
             common = common_length(best.session.tokens, prompt)
-            alike = common >= LIKENESS * len(best.session.tokens) or common >= best.session.marked > 0
+            alike = common >= LIKENESS * len(best.session.tokens)
             if alike or len(self._idle) >= self._most:
                 self._idle.remove(best)
                 return best
