@@ -22,6 +22,8 @@ from engine.target.attention import CodedAttention
 from engine.target.compiled import CompiledForward
 from engine.target.model import Target
 
+COMPARED = 512  # tokens at once; prompts are long and begin alike
+
 
 @dataclass(frozen=True)
 class SessionSnapshot:
@@ -230,4 +232,10 @@ class Session(AbstractContextManager["Session"]):
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
     """Count the tokens that both begin with."""
     shorter = min(len(left), len(right))
-    return next((index for index in range(shorter) if left[index] != right[index]), shorter)
+    for start in range(0, shorter, COMPARED):
+        end = min(start + COMPARED, shorter)
+        ours, theirs = list(left[start:end]), list(right[start:end])
+        if ours != theirs:
+            same = [one == other for one, other in zip(ours, theirs, strict=True)]
+            return start + same.index(False)
+    return shorter
