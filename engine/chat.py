@@ -30,7 +30,7 @@ from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, 
 from engine.server.sessions import LoadedModel
 
 # One sequence at a time; its session waits for the next turn, however long that takes.
-ALONE = SchedulerLimits(parallel=1, models=1, sessions=1, session_s=float("inf"))
+ALONE = SchedulerLimits(parallel=1, models=1, sessions=4, session_s=float("inf"))
 SYSTEM_ROLES = ("system", "developer")
 INTERRUPTED = "interrupted"
 

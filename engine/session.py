@@ -1,23 +1,53 @@
 """One sequence's state: the target's caches, the drafter's memory, and which tokens both hold.
 
 A session can be decoded in again: what a new prompt has in common with the tokens held is not computed twice,
-as far as caches and drafter can go back to the end of the common part.
+as far as caches and drafter can go back to the end of the common part. Where they cannot, a snapshot taken
+there brings any number of sessions to that point, also at the same time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from engine.cache.policy import NATIVE, KVPolicy, RestoredKV
-from engine.cache.transaction import Mark, Transaction, new_caches
+from engine.cache.transaction import Transaction, new_caches, resident, rewindable
 from engine.device import wait
 from engine.drafters.base import Drafter
 from engine.restoration.session import RestorationPlan, restoration_for
 from engine.target.attention import CodedAttention
 from engine.target.compiled import CompiledForward
 from engine.target.model import Target
+
+COMPARED = 512  # tokens at once; prompts are long and begin alike
+
+
+@dataclass(frozen=True)
+class SessionSnapshot:
+    """What a session held: handles on its arrays, so that nothing is copied until a session goes on."""
+
+    tokens: tuple[int, ...]
+    caches: tuple[Any, ...]  # of all layers, outside of a transaction
+    uncached: int  # of the tokens, the last ones, which no cache holds
+    drafter: Drafter | None  # a fork that observes nothing more
+
+    def common(self, prompt: Sequence[int]) -> int:
+        """Count the tokens of a prompt that a session which begins here would keep; see `Session.resume`."""
+        common = common_length(self.tokens, prompt[:-1])
+        return common if self.rewindable(len(self.tokens) - common) else 0
+
+    def rewindable(self, count: int) -> bool:
+        """Whether the last ``count`` tokens can be forgotten."""
+        drafter = self.drafter is None or self.drafter.rewindable(count)
+        return drafter and rewindable(self.caches, max(count - self.uncached, 0))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of caches and drafter, those that other snapshots and sessions hold too included."""
+        return resident(self.caches)[1] + (self.drafter.nbytes if self.drafter else 0)
 
 
 class Session(AbstractContextManager["Session"]):
@@ -41,8 +71,6 @@ class Session(AbstractContextManager["Session"]):
         """
         self.target, self.drafter, self.headroom, self.policy = target, drafter, headroom, policy
         self._turn = object()  # identifies the continuation that uses the session
-        # tokens held at the mark, the caches, and what brings the drafter back
-        self._mark: tuple[int, int, Mark, Callable[[], object] | None] | None = None
         self.tokens: list[int] = []  # committed: the caches hold all but the last `transaction.uncached`
         self._restoration_plan, self._compiles = restoration, compiled
         if drafter is not None:
@@ -111,43 +139,40 @@ class Session(AbstractContextManager["Session"]):
         if surplus:
             restored = self._restoration is None or self._restoration.rewind(common)
             if not restored or not self.transaction.rewind(surplus):
-                return self._back_to_mark(common)
+                self._start_over()
+                return 0
         del self.tokens[common:]
         # by 0, too: a turn that was left midway had drafts asked for
         if self.drafter is not None and not self.drafter.rewind(surplus):
-            return self._back_to_mark(common)
-        if self.marked > common:
-            self._mark = None
-        return common
-
-    def mark(self) -> None:
-        """Remember the present state for `resume` to come back to where it cannot go back as far as asked."""
-        if self._restoration is None and not self.transaction.uncached:
-            caches, drafter = self.transaction.mark(), self.drafter.mark() if self.drafter else None
-            held = caches.nbytes + (self.drafter.mark_nbytes if self.drafter else 0)
-            self._mark = len(self.tokens), held, caches, drafter
-
-    @property
-    def marked(self) -> int:
-        """Tokens up to the mark; 0 without one."""
-        return self._mark[0] if self._mark else 0
-
-    @property
-    def mark_nbytes(self) -> int:
-        """Bytes of keys, values and states that are held for the mark alone."""
-        return self._mark[1] if self._mark else 0
-
-    def _back_to_mark(self, common: int) -> int:
-        """Come back to the mark, if what is in common reaches there, or start over."""
-        if self._mark is None or self.marked > common:
             self._start_over()
             return 0
-        count, _, caches, restore_drafter = self._mark
-        self.transaction.back_to(caches, len(self.tokens) - count)
-        if restore_drafter is not None:
-            restore_drafter()
-        del self.tokens[count:]
-        return count
+        return common
+
+    def snapshot(self) -> SessionSnapshot:
+        """Return what is held now, for `restore`; ends what is open of a continuation that was left midway.
+
+        Raises ValueError for a session whose policy restores evicted positions.
+        """
+        if self._restoration is not None:
+            raise ValueError("a session with restored positions has no snapshots")
+        self.transaction.abort()
+        if self.drafter is not None:
+            self.drafter.rewind(0)  # forgets a proposal on its way
+        drafter = self.drafter.fork() if self.drafter is not None else None
+        # copies of arrays are handles: nothing is copied until one side writes
+        caches = tuple(deepcopy(self.caches))
+        return SessionSnapshot(tuple(self.tokens), caches, self.transaction.uncached, drafter)
+
+    def restore(self, snapshot: SessionSnapshot) -> None:
+        """Hold what a session of the same target, policy, headroom and drafter held; the snapshot is left as
+        it is, for any number of sessions. A continuation of this one is ended.
+        """
+        self._turn = object()
+        self._replace(deepcopy(list(snapshot.caches)))
+        self.transaction.uncached = snapshot.uncached
+        self.tokens[:] = snapshot.tokens
+        if snapshot.drafter is not None:
+            self.drafter = snapshot.drafter.fork()
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Compute a part of a prompt, for good; where that fails, the session starts over."""
@@ -209,19 +234,27 @@ class Session(AbstractContextManager["Session"]):
             self.drafter.observe(tokens, rows)
 
     def _start_over(self) -> None:
-        before, caches = self.transaction, new_caches(self.target.model, self.headroom, self.policy)
-        before.abort()
-        self.transaction = Transaction(self.target.model, caches)
-        before.close()  # not earlier: others that listen to the model's modules would be closed with it
-        self._mark = None
+        self._replace(new_caches(self.target.model, self.headroom, self.policy))
         self.tokens.clear()
         if self._restoration is not None:
             self._restoration.start()
         if self.drafter is not None:
             self.drafter.start()
 
+    def _replace(self, caches: list[Any]) -> None:
+        before = self.transaction
+        before.abort()
+        self.transaction = Transaction(self.target.model, caches)
+        before.close()  # not earlier: others that listen to the model's modules would be closed with it
+
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
     """Count the tokens that both begin with."""
     shorter = min(len(left), len(right))
-    return next((index for index in range(shorter) if left[index] != right[index]), shorter)
+    for start in range(0, shorter, COMPARED):
+        end = min(start + COMPARED, shorter)
+        ours, theirs = list(left[start:end]), list(right[start:end])
+        if ours != theirs:
+            same = [one == other for one, other in zip(ours, theirs, strict=True)]
+            return start + same.index(False)
+    return shorter

@@ -12,12 +12,12 @@ states are read from them). A module that keeps a state outside its cache, or ch
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import ChunkedKVCache, KVCache, QuantizedKVCache, _BaseCache
+from mlx_lm.models.cache import ChunkedKVCache, KVCache, QuantizedKVCache
 
 from engine.cache.policy import RestoredKV
 from engine.cache.ring import SlidingRing, WindowedKV
@@ -169,31 +169,17 @@ def _chosen(kept: Sequence[int], new: mx.array | None, old: mx.array | None) -> 
 
 
 class Snapshot:
-    """A cache's attributes; arrays get handles of their own, which writing into the array does not change."""
+    """What a cache held, to put back any number of times.
+
+    Copies of arrays are handles of their own, which writing into an array does not change.
+    """
 
     def __init__(self, cache: Any) -> None:
-        self._cache = cache
-        self._attributes = tree_map(_copied, vars(cache))
+        self._cache, self._held = cache, deepcopy(vars(cache))
 
-    @property
-    def nbytes(self) -> int:
-        leaves: dict[str, Any] = dict(tree_flatten(self._attributes))
-        return sum(leaf.nbytes for leaf in leaves.values() if isinstance(leaf, mx.array | Snapshot))
-
-    def restore(self) -> Any:
-        """Give the cache its attributes back, any number of times; return it."""
+    def restore(self) -> None:
         vars(self._cache).clear()
-        vars(self._cache).update(tree_map(_copied, self._attributes))
-        return self._cache
-
-
-def _copied(leaf: Any) -> Any:
-    """Arrays under other handles, caches as snapshots, and snapshots as the caches they restore."""
-    if isinstance(leaf, mx.array):
-        return mx.array(leaf)
-    if isinstance(leaf, _BaseCache):
-        return Snapshot(leaf)
-    return leaf.restore() if isinstance(leaf, Snapshot) else leaf
+        vars(self._cache).update(deepcopy(self._held))
 
 
 TRIMMED = {KVCache, RestoredKV, WindowedKV, QuantizedKVCache, ChunkedKVCache}

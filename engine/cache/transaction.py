@@ -8,7 +8,6 @@ the k tokens **uncached**: committed, but held by no cache. The caller puts them
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from mlx_lm.models.cache import ArraysCache, CacheList
@@ -16,18 +15,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 from engine.cache.coded import CodedKV
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.ring import SlidingRing
-from engine.cache.rollback import RecurrentRollback, Rollback, Snapshot, Wiring, rollback_of
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A state to come back to: a snapshot of each member, None where rows can be trimmed at any time."""
-
-    kept: tuple[Snapshot | None, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(snapshot.nbytes for snapshot in self.kept if snapshot is not None)
+from engine.cache.rollback import RecurrentRollback, Wiring, rollback_of
 
 
 class TransactionBase:
@@ -128,20 +116,11 @@ class Transaction(TransactionBase):
         self.uncached -= count - rows
         return True
 
-    def mark(self) -> Mark:
-        if self._open is not None or self.uncached:
-            raise ValueError("a mark is set between transactions, where nothing is uncached")
-        pairs = zip(self._members, self._rollbacks, strict=True)
-        return Mark(tuple(None if type(back) is Rollback else Snapshot(member) for member, back in pairs))
 
-    def back_to(self, mark: Mark, count: int) -> None:
-        self._refuse_open()
-        for rollback, snapshot in zip(self._rollbacks, mark.kept, strict=True):
-            if snapshot is None:
-                rollback.rewind(count - self.uncached)
-            else:
-                snapshot.restore()
-        self.uncached = 0
+def rewindable(caches: Sequence[Any], count: int) -> bool:
+    """Whether caches outside of a transaction can forget the last ``count`` positions they hold."""
+    members = (member for cache in caches for member in members_of(cache))
+    return all(rollback_of(member).rewindable(count) for member in members)
 
 
 def members_of(cache: Any) -> Iterator[Any]:

@@ -35,8 +35,14 @@ def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None)
 @option("--parallel", "Requests that take turns.", 4)
 @option("--queue", "Requests that may wait; more are refused.", 64)
 @option("--models", "Models in memory at once.", 1)
-@option("--cache-sessions", "Conversations kept for their next turn.", 8, dest="sessions")
-@option("--cache-mib", "… in so many MiB [default: any].", type=float, dest="session_bytes", callback=_mib)
+@option("--cache-sessions", "Snapshots of prompts kept in memory, about two a request.", 32, dest="sessions")
+@option(
+    "--cache-mib",
+    "… in so many MiB [default: a quarter of the free memory].",
+    type=float,
+    dest="session_bytes",
+    callback=_mib,
+)
 @option("--cache-seconds", "… and how long.", 600.0, dest="session_s")
 @several("--allow-kv", "Let requests spell out such KV policies, too: lattice:e8,8..64@inner:0..4.")
 @option("--prefill-chunk", "Prompt positions a turn.", 512, dest="chunk")

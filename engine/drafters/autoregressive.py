@@ -7,7 +7,9 @@ All of it is one graph, on caches with a transaction of their own. Nothing is fe
 asked for: a sequence that is decoded plainly costs the drafter nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any, Self
 from weakref import finalize
 
 import mlx.core as mx
@@ -39,7 +41,7 @@ class Autoregressive(TextDrafter):
         if policy.attended:
             finalize(self, CodedAttention(model.model).close)
         self.forwards = 0
-        self._transaction = self._new_transaction()
+        self._close: Callable[[], object] = lambda: None
         self.start()
 
     @property
@@ -56,8 +58,8 @@ class Autoregressive(TextDrafter):
     def bind(self, target: Target) -> None:
         refuse_mismatch("vocabulary", self._model.vocab_size, target.vocab_size)
 
-    def twin(self) -> "Autoregressive":
-        return Autoregressive(self._model, self.block_size, self._policy)
+    def twin(self) -> Self:
+        return type(self)(self._model, self.block_size, self._policy)
 
     def start(self) -> None:
         self._tokens: list[int] = []  # observed
@@ -71,9 +73,17 @@ class Autoregressive(TextDrafter):
             self._settle(self._drafts, tokens)
         super().observe(tokens, hidden_states)
 
+    def fork(self) -> Self:
+        """See `Drafter.fork`; a proposal that is not settled is not part of it."""
+        self._abandon()
+        other = super().fork()
+        other._use(deepcopy(self._transaction.caches), self._fed)
+        other._transaction.uncached = self._transaction.uncached
+        return other
+
     def rewind(self, count: int) -> bool:
         """Forget tokens; where the caches cannot go back, the next proposal reads the rest again."""
-        if count > len(self._tokens):
+        if not self.rewindable(count):
             return False
         self._abandon()
         surplus = self._fed - (len(self._tokens) - count)
@@ -142,10 +152,11 @@ class Autoregressive(TextDrafter):
         self._drafts = None
 
     def _forget_caches(self) -> None:
-        self._transaction.close()
-        self._transaction = self._new_transaction()
-        self._fed = 0
+        self._use(new_caches(self._model.model, UNSEEN + 2 * self.block_size, self._policy), 0)
 
-    def _new_transaction(self) -> Transaction:
-        caches = new_caches(self._model.model, UNSEEN + 2 * self.block_size, self._policy)
-        return Transaction(self._model.model, caches)
+    def _use(self, caches: list[Any], fed: int) -> None:
+        """Go on with caches that hold ``fed`` of the observed tokens, the uncached ones included."""
+        self._close()
+        self._transaction = Transaction(self._model.model, caches)
+        self._close = finalize(self, self._transaction.close)  # model and caches know each other until then
+        self._fed = fed

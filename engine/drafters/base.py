@@ -1,8 +1,10 @@
 """What decoding asks of a drafter. The networks live in `engine.networks`, the kinds in `registry`."""
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 
@@ -57,10 +59,6 @@ class Drafter(Protocol):
         """Resident bytes of its sequence state."""
 
     @property
-    def mark_nbytes(self) -> int:
-        """Bytes that a `mark` set now would hold besides."""
-
-    @property
     def forwards(self) -> int:
         """Forwards of its network since it was made; 0 for one without."""
 
@@ -83,17 +81,20 @@ class Drafter(Protocol):
     def twin(self) -> "Drafter":
         """One more of its kind for another sequence: same weights, same target, nothing observed yet."""
 
+    def fork(self) -> "Drafter":
+        """A twin that has observed the same; what either does from now on does not change the other."""
+
     def start(self) -> None:
         """Begin a new sequence."""
 
     def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
         """Note committed tokens and the outputs of `target_layers` at them, [1, N, K·hidden], in order."""
 
+    def rewindable(self, count: int) -> bool:
+        """Whether it can forget the last ``count`` observed tokens."""
+
     def rewind(self, count: int) -> bool:
         """Forget the last ``count`` observed tokens; False where it cannot, and then nothing is forgotten."""
-
-    def mark(self) -> Callable[[], object]:
-        """Note the present state; what is returned brings it back, as often as it is called."""
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """Draft at most ``count`` ≥ 1 tokens after ``bonus``, the one token not yet committed.
@@ -125,21 +126,27 @@ class TextDrafter(NetworkDrafter):
     """A drafter that reads nothing but the tokens, and can go back to any length of the text."""
 
     target_layers: tuple[int, ...] = ()
-    mark_nbytes = 0
     _tokens: Any  # a list or an array of those observed, or what works like one
 
     def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:  # noqa: ARG002 - it needs none
         self._tokens.extend(tokens)
 
-    def rewind(self, count: int) -> bool:
-        length = len(self._tokens)
-        if count <= length:
-            del self._tokens[length - count :]
-        return count <= length
+    @abstractmethod
+    def twin(self) -> Self: ...
 
-    def mark(self) -> Callable[[], object]:
-        length = len(self._tokens)
-        return lambda: self.rewind(len(self._tokens) - length)
+    def fork(self) -> Self:
+        other = self.twin()
+        other._tokens = deepcopy(self._tokens)
+        return other
+
+    def rewindable(self, count: int) -> bool:
+        return count <= len(self._tokens)
+
+    def rewind(self, count: int) -> bool:
+        possible = self.rewindable(count)
+        if possible:
+            del self._tokens[len(self._tokens) - count :]
+        return possible
 
 
 def refuse_mismatch(what: str, drafter: int | None, target: int) -> None:

@@ -5,7 +5,7 @@ wait here and enter with the next draft, or by themselves when many have gathere
 plain decoding), so memory stays bounded. Nothing here waits for the device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -67,25 +67,25 @@ class BlockDrafter(NetworkDrafter):
             self.network.absorb(self._take_waiting(), self._context)
             launch([layer.buffers for layer in self._context.layers])
 
+    def rewindable(self, count: int) -> bool:
+        """See `Drafter.rewindable`; rows a sliding layer has dropped already cannot come back."""
+        return self._context.rewindable(max(count - self._waits, 0))
+
     def rewind(self, count: int) -> bool:
-        """See `Drafter.rewind`; rows a sliding layer has dropped already cannot come back."""
-        left = self._waits - count
-        if left < 0:
-            if not self._context.rewind(-left):
-                return False
-            left = 0
+        if not self.rewindable(count):
+            return False
+        left = max(self._waits - count, 0)
+        self._context.rewind(max(count - self._waits, 0))
         rows = self._take_waiting()[:, :left]
         self._waiting, self._waits = ([rows] if left else []), left
         return True
 
-    def mark(self) -> Callable[[], None]:
-        context, waiting, waits = self._context.mark(), list(self._waiting), self._waits
-
-        def back() -> None:
-            context()
-            self._waiting, self._waits = list(waiting), waits
-
-        return back
+    def fork(self) -> "BlockDrafter":
+        other = self.twin()
+        other._context.offset = self._context.offset
+        other._context.layers = [layer.fork() for layer in self._context.layers]
+        other._waiting, other._waits = list(self._waiting), self._waits
+        return other
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         hidden, logits = self._block_rows(bonus, count)
@@ -120,10 +120,6 @@ class BlockDrafter(NetworkDrafter):
     @property
     def nbytes(self) -> int:
         return self._context.nbytes + sum(rows.nbytes for rows in self._waiting)
-
-    @property
-    def mark_nbytes(self) -> int:
-        return self._context.mark_nbytes + sum(rows.nbytes for rows in self._waiting)
 
 
 def likeliest_path(candidates: Candidates) -> Draft:

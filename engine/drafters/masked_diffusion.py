@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from sys import getsizeof
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -64,9 +64,9 @@ class MaskedDiffusion(TextDrafter):
                 f"this drafter cannot be used: its mask is token {self.mask_token_id}, its vocabulary {size}"
             )
 
-    def twin(self) -> "MaskedDiffusion":
+    def twin(self) -> Self:
         sizes = {"block_size": self.block_size, "steps": self.steps, "context": self.context}
-        return MaskedDiffusion(self.network, self.mask_token_id, **sizes)
+        return type(self)(self.network, self.mask_token_id, **sizes)
 
     def draft_forwards(self, count: int) -> int:
         return min(self.steps, count)

@@ -14,7 +14,9 @@ Nothing here waits for the device.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Self
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
@@ -80,29 +82,32 @@ class HiddenStateDrafter(NetworkDrafter):
         Where the hidden state of the last position that stays is gone, after more than `SPARE` tokens, the
         head keeps the pair of it and a forgotten token: drafts right there are a little worse.
         """
-        left = self._length - count
-        if left < 0:
+        if not self.rewindable(count):
             return False
+        left, kept, processed = self._after(count)
+        self._forget(self._processed - processed)
         rows = self._joined()
-        kept = max(rows.shape[1] - count, 0) if self._rows else 0
-        processed = min(self._processed, max(left - self.pending, 0) if kept else left)
-        if not self._forget(self._processed - processed):
-            return False
         self._rows = [rows[:, :kept]] if kept else []
         self._tokens = self._tokens[: max(len(self._tokens) - count, 0)]
         self._length, self._processed = left, processed
         return True
 
-    def mark(self) -> Callable[[], None]:
-        buffers = self._mark_buffers()
-        state = (self._processed, list(self._tokens), list(self._rows), self._length)
+    def _after(self, count: int) -> tuple[int, int, int]:
+        """Without the last ``count`` tokens: all observed, rows at hand, and positions processed."""
+        left = self._length - count
+        kept = max(self._joined().shape[1] - count, 0) if self._rows else 0
+        return left, kept, min(self._processed, max(left - self.pending, 0) if kept else left)
 
-        def back() -> None:
-            buffers()
-            self._processed, tokens, rows, self._length = state
-            self._tokens, self._rows = list(tokens), list(rows)
+    def rewindable(self, count: int) -> bool:
+        left, _, processed = self._after(count)
+        return left >= 0 and self._forgettable(self._processed - processed)
 
-        return back
+    def fork(self) -> Self:
+        other = self.twin()
+        other._processed, other._length = self._processed, self._length
+        other._tokens, other._rows = list(self._tokens), list(self._rows)
+        self._copy_to(other)
+        return other
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """Draft up to ``count`` tokens, at most `DEPTH`, and q where a sampler drew them."""
@@ -127,17 +132,24 @@ class HiddenStateDrafter(NetworkDrafter):
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self._buffers(), *self._rows))
 
-    @property
-    def mark_nbytes(self) -> int:
-        return sum(rows.nbytes for rows in self._rows)
-
     @abstractmethod
     def _process(self, count: int) -> None:
         """Process the first ``count`` waiting rows, for good."""
 
     @abstractmethod
-    def _forget(self, count: int) -> bool:
-        """Drop the newest ``count`` positions processed; False, and no change, where that cannot be done."""
+    def twin(self) -> Self: ...
+
+    @abstractmethod
+    def _copy_to(self, other: Self) -> None:
+        """Give another what was processed, under handles of its own."""
+
+    def _forgettable(self, count: int) -> bool:  # noqa: ARG002 - others have windows
+        """Whether the newest ``count`` positions processed can be dropped."""
+        return True
+
+    @abstractmethod
+    def _forget(self, count: int) -> None:
+        """Drop the newest ``count`` positions processed."""
 
     @abstractmethod
     def _first(self, bonus: int) -> tuple[mx.array, mx.array]:
@@ -146,10 +158,6 @@ class HiddenStateDrafter(NetworkDrafter):
     @abstractmethod
     def _next(self, hidden: mx.array, token: mx.array) -> tuple[mx.array, mx.array]:
         """Likewise behind a drafted token [1, 1], from the hidden state before it."""
-
-    @abstractmethod
-    def _mark_buffers(self) -> Callable[[], None]:
-        """Note what was processed; what is returned brings it back."""
 
     @abstractmethod
     def _buffers(self) -> list[mx.array]:
@@ -197,8 +205,8 @@ class MTPDrafter(HiddenStateDrafter):
         target.embed(mx.array([[0]]))  # refused here, not in the first round
         self.target_layers, self._target = (target.layer_count - 1,), target
 
-    def twin(self) -> "MTPDrafter":
-        other = MTPDrafter(self.network)
+    def twin(self) -> Self:
+        other = type(self)(self.network)
         other.target_layers, other._target = self.target_layers, self._target
         return other
 
@@ -234,19 +242,12 @@ class MTPDrafter(HiddenStateDrafter):
         for cache in self._caches:
             cache.offset = self._processed
 
-    def _forget(self, count: int) -> bool:
+    def _forget(self, count: int) -> None:
         for cache in self._caches:
             cache.offset -= count
-        return True
 
-    def _mark_buffers(self) -> Callable[[], None]:
-        processed = self._processed
-
-        def back() -> None:
-            for cache in self._caches:  # rows up to there have not changed since
-                cache.offset = processed
-
-        return back
+    def _copy_to(self, other: Self) -> None:
+        other._caches = deepcopy(self._caches)
 
     def _buffers(self) -> list[mx.array]:
         return [array for cache in self._caches for array in (cache.keys, cache.values) if array is not None]
@@ -273,8 +274,8 @@ class AssistantDrafter(HiddenStateDrafter):
         layers = (*(source - 1 for source in self._sources.values()), target.layer_count - 1)
         self.target_layers, self._target = tuple(dict.fromkeys(layers)), target
 
-    def twin(self) -> "AssistantDrafter":
-        other = AssistantDrafter(self.network)
+    def twin(self) -> Self:
+        other = type(self)(self.network)
         if self._target is not None:
             other.bind(self._target)
         return other
@@ -316,22 +317,16 @@ class AssistantDrafter(HiddenStateDrafter):
     def _forget_scratch(self) -> None:
         self._states = {}
 
-    def _forget(self, count: int) -> bool:
-        contexts, left = self._contexts.values(), self._processed - count
-        if not all(context.can_forget(count, left) for context in contexts):
-            return False
-        for context in contexts:
+    def _forgettable(self, count: int) -> bool:
+        left = self._processed - count
+        return all(context.can_forget(count, left) for context in self._contexts.values())
+
+    def _forget(self, count: int) -> None:
+        for context in self._contexts.values():
             context.length -= count
-        return True
 
-    def _mark_buffers(self) -> Callable[[], None]:
-        marks = [context.mark() for context in self._contexts.values()]
-
-        def back() -> None:
-            for mark in marks:
-                mark()
-
-        return back
+    def _copy_to(self, other: Self) -> None:
+        other._contexts = {kind: context.fork() for kind, context in self._contexts.items()}
 
     def _buffers(self) -> list[mx.array]:
         return [array for context in self._contexts.values() for array in context.buffers]

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from sys import getsizeof
+from typing import Self
 from zlib import crc32
 
 import mlx.core as mx
@@ -189,8 +190,8 @@ class PromptLookup(TextDrafter):
     def bind(self, target: Target) -> None:
         """Any target will do: its own text is all that is read."""
 
-    def twin(self) -> "PromptLookup":
-        return PromptLookup(self.shortest)
+    def twin(self) -> Self:
+        return type(self)(self.shortest)
 
     def start(self) -> None:
         self._tokens = TokenIndex(self.shortest)

@@ -5,7 +5,7 @@ other drafter is asked, and tells how much it expects to come true. The other's 
 asked, so that it gets another chance. Scores begin again with each continuation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -79,21 +79,21 @@ class WithLookup:
             self._asked = False
             self._other_score.add(len(tokens) - 1)
 
+    def fork(self) -> "WithLookup":
+        fork = WithLookup(self.other.fork())
+        fork._lookup = self._lookup.fork()
+        return fork
+
+    def rewindable(self, count: int) -> bool:
+        return self.other.rewindable(count) and self._lookup.rewindable(count)
+
     def rewind(self, count: int) -> bool:
-        if not (self.other.rewind(count) and self._lookup.rewind(count)):
+        if not self.rewindable(count):
             return False
+        self.other.rewind(count)
+        self._lookup.rewind(count)
         self._forget()
         return True
-
-    def mark(self) -> Callable[[], None]:
-        lookup, other = self._lookup.mark(), self.other.mark()
-
-        def back() -> None:
-            lookup()
-            other()
-            self._forget()
-
-        return back
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         looked_up = self.look_up(bonus, count)
@@ -120,10 +120,6 @@ class WithLookup:
     @property
     def nbytes(self) -> int:
         return self._lookup.nbytes + self.other.nbytes
-
-    @property
-    def mark_nbytes(self) -> int:
-        return self.other.mark_nbytes
 
     @property
     def forwards(self) -> int:

@@ -41,7 +41,7 @@ from evidence_format.model import Arm, Report, ReportClaim, ReportRequest
 PLAIN, SERVER = "plain", "server"
 SHORT = 24  # tokens of the answers that checks ask for
 CHECKS = len(DOORS) + len(ANSWERS) + len(KEEPING)
-IDLE_S = 1.0  # after which an idle session is closed, where checks look at that
+IDLE_S = 1.0  # after which the prompt cache lets go of a prompt, where checks look at that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class ServerSwitches(measure.SetSwitches):
 
     @property
     def keeping(self) -> ServerSettings:
-        limits = replace(self.serving.limits, sessions=self.clients, session_s=IDLE_S)
+        limits = replace(self.serving.limits, sessions=4 * self.clients, session_s=IDLE_S)
         return replace(self.serving, limits=limits)
 
 

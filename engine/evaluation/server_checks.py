@@ -1,7 +1,7 @@
 """What a server has to do besides giving the right tokens; asked over HTTP, as clients ask.
 
 For `DOORS` and `ANSWERS` nothing is kept between requests, so that the same request must give the same
-tokens; for `KEEPING` idle sessions are kept for a short while.
+tokens; for `KEEPING` the prompt cache keeps them for a short while.
 """
 
 from collections import defaultdict
@@ -40,7 +40,10 @@ SEEN = 3  # events of a stream before its client goes
 PATIENCE_S, POLL_S = 30.0, 0.05
 PROMPT_FIELDS = ("messages", "chat_template_kwargs", "prompt")
 QUIET = ("requests_active", "requests_admitted", "kv_cache_bytes_active")
-STATES = {"quiet": QUIET, "empty": (*QUIET, "sessions_idle", "kv_cache_bytes_idle")}  # all of these are 0
+STATES = {  # all of these are 0
+    "quiet": QUIET,
+    "empty": (*QUIET, "prompt_cache_entries", "kv_cache_bytes_cached"),
+}
 SLACK = 2**20  # bytes: kept graphs and small change
 
 
@@ -82,7 +85,7 @@ class Examinee:
             return list(clients.map(ask, self.chosen))
 
     def held(self, asked: Question, ids: list[int]) -> int:
-        """How many of these tokens at their beginning are held in an idle session."""
+        """How many of these tokens at their beginning are in the prompt cache."""
         fitting = ids if self.model.context is None else ids[: self.model.context - 1]
         fields = {name: value for name, value in asked.fields.items() if name not in PROMPT_FIELDS}
         name = f"what follows {asked.identifier}"
@@ -238,7 +241,7 @@ def gone(server: Examinee) -> None:
 
 
 def idle(server: Examinee) -> None:
-    """Idle sessions are closed, and memory is what it was before more of the same requests."""
+    """The prompt cache empties, and memory is what it was before more of the same requests."""
     server.ask_at_once()
     before = server.wait_until("empty")["memory_bytes"]
     for _ in range(2):

@@ -7,7 +7,7 @@ with the target's table; its rows attend to the context and to each other, and t
 the rows after the first into drafts. Parameters have the published names.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import mlx.core as mx
@@ -100,18 +100,11 @@ class LayerContext:
         """Whether, without its newest ``count`` rows, it holds all a query after ``positions`` may see."""
         return self.length - count >= (positions if self.keep is None else min(positions, self._most))
 
-    def mark(self) -> Callable[[], None]:
-        """Note the rows held; what is returned brings them back. Of all rows, none but the newest ever go."""
-        length = self.length
-        # Writing into an array changes all its handles but those made of it.
-        buffers = None if self.keep is None else [mx.array(buffer) for buffer in self.buffers]
-
-        def back() -> None:
-            self.length = length
-            if buffers is not None:
-                self.buffers = [mx.array(buffer) for buffer in buffers]
-
-        return back
+    def fork(self) -> "LayerContext":
+        """One more with the same rows, under handles of their own: writing into one changes no other."""
+        other = LayerContext(self.keep, self.sink, self._codecs)
+        other.length, other.buffers = self.length, [mx.array(buffer) for buffer in self.buffers]
+        return other
 
     @property
     def nbytes(self) -> int:
@@ -134,33 +127,19 @@ class Context:
             self.layers.append(LayerContext(keep, sink, codecs))
         self.offset = 0  # committed positions seen so far = absolute position of the next context row
 
-    def rewind(self, count: int) -> bool:
-        """Forget the last ``count`` positions; False, and no change, where rows they uncover are gone."""
+    def rewindable(self, count: int) -> bool:
+        """Whether the last ``count`` positions can be forgotten: the rows they uncover are there."""
         left = self.offset - count
-        if left < 0 or not all(layer.can_forget(count, left) for layer in self.layers):
-            return False
+        return left >= 0 and all(layer.can_forget(count, left) for layer in self.layers)
+
+    def rewind(self, count: int) -> None:
         for layer in self.layers:
             layer.length -= count
-        self.offset = left
-        return True
-
-    def mark(self) -> Callable[[], None]:
-        offset, layers = self.offset, [layer.mark() for layer in self.layers]
-
-        def back() -> None:
-            self.offset = offset
-            for layer in layers:
-                layer()
-
-        return back
+        self.offset -= count
 
     @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
-
-    @property
-    def mark_nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers if layer.keep is not None)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -80,7 +80,7 @@ class Metrics:
             ("requests_active", "Requests that take turns in the engine", lambda: stats().active),
             ("requests_admitted", "Requests that are served or wait", admitted),
             ("models_loaded", "Models in memory", lambda: len(stats().models)),
-            ("sessions_idle", "Sessions kept for the next turn of a conversation", lambda: stats().sessions),
+            ("prompt_cache_entries", "Snapshots of prompts in memory", lambda: stats().cached),
             ("memory_bytes", "Bytes of arrays in use, models included", lambda: stats().memory_bytes),
         )
         for name, text, value in gauges:
@@ -88,7 +88,7 @@ class Metrics:
         text = "Bytes of keys and values, and of drafters' memories"
         cache = Gauge("kakeya_kv_cache_bytes", text, ["state"], registry=own)
         cache.labels("active").set_function(lambda: stats().active_bytes)
-        cache.labels("idle").set_function(lambda: stats().idle_bytes)
+        cache.labels("cached").set_function(lambda: stats().cached_bytes)
         counter = partial(Counter, registry=own)
         timing = partial(Histogram, buckets=SECONDS, registry=own)
         self._requests = counter("kakeya_requests", "Requests that ended", ["path", "model", "status"])

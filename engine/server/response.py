@@ -18,7 +18,16 @@ from engine.server.sessions import LoadedModel
 from engine.stops import Stops
 
 # of `DecodeFinished`, told as they are
-FACTS = ("engine", "fallback_from", "drafter", "block", "why_off", "cached_tokens", "cache_strategy")
+FACTS = (
+    "engine",
+    "fallback_from",
+    "drafter",
+    "block",
+    "why_off",
+    "cached_tokens",
+    "cached_from",
+    "cache_strategy",
+)
 
 
 class ResponseBuilder(ABC):

@@ -22,6 +22,7 @@ import mlx.core as mx
 from engine.errors import EngineError, GenerationError
 from engine.external_engines.engine import DraftCounts
 from engine.registry import ModelEntry
+from engine.server.prompt_cache import PromptCache
 from engine.server.schema import ShuttingDownError
 from engine.server.sequence import (
     DecodeFailed,
@@ -31,10 +32,10 @@ from engine.server.sequence import (
     decode_externally,
     decode_in_session,
 )
-from engine.server.sessions import CachedSession, LoadedModel, SessionCache
+from engine.server.sessions import LoadedModel, OpenSession
 
 logger = logging.getLogger(__name__)
-IDLE_S = 1.0  # how often the idle thread wakes to close sessions that expired
+IDLE_S = 1.0  # how often the idle thread wakes to let go of what expired
 STATS_S = 0.2  # how old the statistics may be while there is work
 
 # turns an entry of the registry into what loads it; raises at once where files are missing
@@ -47,9 +48,9 @@ class SchedulerLimits:
 
     parallel: int = 4  # requests that take turns
     models: int = 1  # in memory
-    sessions: int = 8  # idle ones, kept for the next turn of a conversation
-    session_bytes: int | None = None  # of all idle sessions; None for no bound
-    session_s: float = 600.0  # until an idle session is closed
+    sessions: int = 32  # snapshots in the prompt cache, see there
+    session_bytes: int | None = None  # … of all together; None: a part of the free memory
+    session_s: float = 600.0  # … of each after its last use
     chunk: int = 512  # prompt positions a turn
 
 
@@ -59,9 +60,9 @@ class SchedulerStats:
 
     active: int = 0  # requests that take turns
     models: tuple[str, ...] = ()
-    sessions: int = 0  # idle ones
+    cached: int = 0  # snapshots in the prompt cache
     active_bytes: int = 0  # keys and values of active requests
-    idle_bytes: int = 0  # … of idle sessions
+    cached_bytes: int = 0  # … of the snapshots, those that requests and others hold too included
     memory_bytes: int = 0  # arrays in use, models included
 
 
@@ -89,14 +90,14 @@ class ActiveSequence:
     """The events of a request that takes turns, and what holds its keys and values."""
 
     events: Generator[Event]
-    cached: CachedSession | None = None  # None with an external engine
+    opened: OpenSession | None = None  # None with an external engine
     caches: list[Any] = field(default_factory=list)  # those given to an external engine
     counts: DraftCounts = field(default_factory=DraftCounts)  # of one, with its drafter's caches
 
     @property
     def nbytes(self) -> int:
-        if self.cached is not None:
-            return self.cached.nbytes
+        if self.opened is not None:
+            return self.opened.nbytes
         return sum(int(cache.nbytes) for cache in (*self.caches, *self.counts.caches))
 
 
@@ -112,7 +113,7 @@ class Scheduler:
         self._models: dict[str, LoadedModel] = {}  # the least recently requested first
         self._waiting: deque[DecodeJob] = deque()
         self._active: dict[DecodeJob, ActiveSequence] = {}
-        self._sessions = SessionCache(limits.sessions, limits.session_bytes, limits.session_s)
+        self._cache = PromptCache(limits.sessions, limits.session_bytes, limits.session_s)
         self._stopping = False
         self._died: BaseException | None = None
         self._gate, self._closed = Lock(), False  # closed: no more calls are accepted
@@ -172,7 +173,7 @@ class Scheduler:
                 self._grant()
                 self._admit()
                 self._take_turns()
-                self._sessions.expire(perf_counter())
+                self._cache.expire()
                 self._update_stats()
         except BaseException as error:
             self._died = error
@@ -226,7 +227,7 @@ class Scheduler:
             if not unused:
                 return None
             logger.info("unloading %s", unused[0])
-            self._sessions.close(unused[0])
+            self._cache.close(unused[0])
             del self._models[unused[0]]
             gc.collect()  # compiled graphs and engines refer to themselves
             mx.clear_cache()
@@ -260,19 +261,20 @@ class Scheduler:
         if obstacle is not None:
             logger.warning("%s: %s; decoding plainly", model.entry.name, obstacle)
             why_off = f"plain decoding: {obstacle}"
-        make = partial(model.open_session, request)
-        cached = self._sessions.take(model.key(request), request.prompt, make)
+        opened = model.open_session(request)
         events = decode_in_session(
             request,
             model.target,
-            cached.session,
-            draft_length=model.draft_length(request, cached),
+            opened.session,
+            self._cache,
+            opened.key,
+            draft_length=opened.draft_length,
             chunk=self._limits.chunk,
             submitted=job.submitted,
             why_off=why_off,
             fallback_from=None if external is None else external.name,
         )
-        return ActiveSequence(events, cached)
+        return ActiveSequence(events, opened)
 
     def _take_turns(self) -> None:
         """In a function of its own, so that no local name keeps the last request's arrays alive."""
@@ -285,17 +287,19 @@ class Scheduler:
             ended = event is None or isinstance(event, DecodeFinished)
             if ended:
                 sequence.events.close()
+                if sequence.opened is not None:
+                    self._cache.add(sequence.opened.key, sequence.opened.session.snapshot())
         except Exception as error:
             del self._active[job]
             self._fail(job, error)
-            if sequence.cached is not None:
-                sequence.cached.close()
+            if sequence.opened is not None:
+                sequence.opened.close()
             return
         if ended:
             del self._active[job]
             self._release(job.lease)
-            if sequence.cached is not None:
-                self._sessions.give_back(sequence.cached, perf_counter())
+            if sequence.opened is not None:
+                job.lease.granted.result().close_session(job.request, sequence.opened)
         if event is not None:
             job.deliver(event)
 
@@ -326,19 +330,19 @@ class Scheduler:
         self.stats = SchedulerStats(
             active=len(self._active),
             models=tuple(self._models),
-            sessions=len(self._sessions),
+            cached=len(self._cache),
             active_bytes=sum(sequence.nbytes for sequence in self._active.values()),
-            idle_bytes=self._sessions.nbytes,
+            cached_bytes=self._cache.nbytes,
             memory_bytes=int(mx.get_active_memory()),
         )
 
     def _close(self) -> None:
         """Free arrays in the thread that made them."""
         for sequence in self._active.values():
-            if sequence.cached is not None:
-                sequence.cached.close()
+            if sequence.opened is not None:
+                sequence.opened.close()
         self._active.clear()
-        self._sessions.close()
+        self._cache.close()
         self._models.clear()
         mx.clear_cache()
         self._update_stats()

@@ -383,6 +383,9 @@ UNTOLD = "Null where an external engine drafts, which does not tell."
 UNSEEN = "Null where an external engine keeps its own."
 
 
+CacheTier = Literal["memory", "disk"]
+
+
 class Provenance(Reply):
     """How an answer was made."""
 
@@ -402,6 +405,7 @@ class Provenance(Reply):
     acceptance_length: float | None = Field(description="Tokens a verify round; null without one.")
     drafter_forwards: int | None = Field(description=f"Forwards of the drafter's network. {UNTOLD}")
     cached_tokens: int = Field(description="Tokens of the prompt that were not computed again.")
+    cached_from: CacheTier | None = Field(default=None, description="Where they were; null for none.")
     queue_s: float = Field(description="Until the first work on it.")
     prefill_s: float = Field(description="From there to the first token.")
     decode_s: float = Field(description="From the first token to the last.")

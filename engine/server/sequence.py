@@ -22,7 +22,8 @@ from engine.generate import Outcome, SamplingOptions, generate_in_session
 from engine.grammar import Grammar
 from engine.registry import Channel
 from engine.sampling import Sampling
-from engine.server.schema import Drafting, unsupported
+from engine.server.prompt_cache import CacheKey, PromptCache
+from engine.server.schema import CacheTier, Drafting, unsupported
 from engine.session import Session
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
@@ -47,7 +48,7 @@ class DecodeRequest:
     penalties: Mapping[str, float] = field(default_factory=dict)  # by mlx-lm's names, zeros left out
     bias: Mapping[int, float] = field(default_factory=dict)  # token ids to what is added to their logits
     grammar: Grammar | None = None
-    owner: str = ""  # see `engine.server.sessions.SessionKey`
+    owner: str = ""  # of the API key: nothing is shared with another's
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class DecodeFinished:
     resident_bytes: int | None  # of the target's caches and the drafter; None: an external engine has its own
     drafter_resident_bytes: int | None  # the drafter's part
     cached_tokens: int = 0
+    cached_from: CacheTier | None = None  # where they were; None: there were none
     engine: str = "kakeya"
     fallback_from: str | None = None  # the model's external engine, where it cannot decode this request
     cache_strategy: str | None = None  # of an external engine
@@ -90,6 +92,8 @@ def decode_in_session(
     request: DecodeRequest,
     target: LoadedTarget,
     session: Session,
+    cache: PromptCache,
+    key: CacheKey,
     *,
     draft_length: DraftLength,
     chunk: int,
@@ -97,19 +101,22 @@ def decode_in_session(
     why_off: str | None,
     fallback_from: str | None = None,
 ) -> Generator[Event]:
-    """Decode a request in a session of its target, `chunk` prompt positions a turn."""
+    """Decode a request in a new session of its target, `chunk` prompt positions a turn."""
+    prompt, total = request.prompt, len(request.prompt)
+    while cache.coming(key, prompt):
+        yield PrefillProgress(0, total)
     started = perf_counter()
-    drafter, total = session.drafter, len(request.prompt)
-    cached = done = session.resume(request.prompt)
-    yield PrefillProgress(done, total)
-    for end in (min(request.stable_prefix, total - 1), total - 1):
-        while done < end:
-            upto = min(done + chunk, end)
-            session.prefill(request.prompt[done:upto])
-            done = upto
-            yield PrefillProgress(done, total)
-        if done == request.stable_prefix:
-            session.mark()
+    if found := cache.find(key, prompt):
+        session.restore(found.snapshot)
+    drafter, cached = session.drafter, session.resume(prompt)
+    with cache.prefill(key, prompt, request.stable_prefix, cached) as prefill:
+        yield PrefillProgress(cached, total)
+        while (done := prefill.done) < total - 1:
+            prefill.done = min(done + chunk, prefill.next_stop(total - 1))
+            session.prefill(prompt[done : prefill.done])
+            if prefill.done in prefill.stops:
+                cache.add(key, session.snapshot())
+            yield PrefillProgress(prefill.done, total)
     mlx_lm: Any = make_logits_processors
     processors: list[Processor] = mlx_lm(dict(request.bias) or None, **request.penalties)
     if request.grammar is not None:  # last: nothing may bring back what it forbids
@@ -117,7 +124,7 @@ def decode_in_session(
     steps = generate_in_session(
         target,
         session,
-        request.prompt,
+        prompt,
         request.max_tokens,
         SamplingOptions(request.sampling, tuple(processors), request.stop_texts, logprobs=request.logprobs),
         draft_length=draft_length,
@@ -144,6 +151,7 @@ def decode_in_session(
         resident_bytes=outcome.resident_bytes + outcome.drafter_resident_bytes,
         drafter_resident_bytes=outcome.drafter_resident_bytes,
         cached_tokens=cached,
+        cached_from=found.tier if found and cached else None,
         fallback_from=fallback_from,
     )
 

@@ -1,20 +1,25 @@
-"""Loaded models, and sessions kept between requests, so that the next turn computes only what is new.
+"""Loaded models, and the sessions that requests are decoded in.
 
 For the engine's thread alone; those that prepare requests read a model's tokenizer and vocabulary.
 """
 
+import hashlib
+import json
 import logging
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from engine.cache.auto import measured
 from engine.cache.policy import KVPolicy
+from engine.cache.transaction import resident
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
+from engine.drafters.base import Drafter
 from engine.drafters.registry import open_drafter
 from engine.errors import ConfigurationError, InputError, ModelError
 from engine.external_engines.engine import ExternalEngine
@@ -22,94 +27,36 @@ from engine.external_engines.loops import open_external_engine
 from engine.grammar import Vocabulary
 from engine.memory import require_memory
 from engine.registry import Located, ModelEntry
+from engine.server.prompt_cache import CacheKey
 from engine.server.schema import invalid, unsupported
 from engine.server.sequence import DecodeRequest, check_external_request
-from engine.session import Session, common_length
+from engine.session import Session
 from engine.target.attention import refuse_policy
 from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
+from evidence_format.model import Model
 
 logger = logging.getLogger(__name__)
 LOOKUP = "prompt-lookup"
-LIKENESS = 0.5  # share of a session's tokens that a prompt must begin with to take it while others fit
-
-
-@dataclass(frozen=True)
-class SessionKey:
-    """What sessions must have in common to replace one another."""
-
-    model: str
-    policy: str  # the KV policy, written out
-    drafter: str
-    owner: str = ""  # of the API key: how much of a prompt is cached would tell others what was said
 
 
 @dataclass
-class CachedSession:
-    """An open session, and the draft length that learns from all its requests."""
+class OpenSession:
+    """A request's session, and the draft length that learns from all requests like it."""
 
-    key: SessionKey
+    key: CacheKey
     session: Session
     draft_length: DraftLength
-    used: float = 0.0  # when its last request ended, by the caller's clock
 
     @property
     def nbytes(self) -> int:
         session, drafter = self.session, self.session.drafter
-        caches = sum(int(cache.nbytes) for cache in session.caches) + session.mark_nbytes
-        return caches + (drafter.nbytes if drafter is not None else 0)
+        return resident(session.caches)[1] + (drafter.nbytes if drafter is not None else 0)
 
     def close(self) -> None:
         try:
             self.session.close()
         except Exception:
             logger.exception("a session cannot be closed")
-
-
-class SessionCache:
-    """Idle sessions; the least recently used are closed first."""
-
-    def __init__(self, most: int, most_bytes: int | None, seconds: float) -> None:
-        self._most, self._seconds = most, seconds
-        self._most_bytes = math.inf if most_bytes is None else most_bytes
-        self._idle: list[CachedSession] = []  # the least recently used first
-
-    def __len__(self) -> int:
-        return len(self._idle)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(cached.nbytes for cached in self._idle)
-
-    def take(
-        self, key: SessionKey, prompt: Sequence[int], make: Callable[[], CachedSession]
-    ) -> CachedSession:
-        """Return the session with the most of a prompt, or a new one rather than another conversation's."""
-        own = [cached for cached in self._idle if cached.key == key]
-        best = max(own, key=lambda cached: common_length(cached.session.tokens, prompt), default=None)
-        if best is not None:
-            common = common_length(best.session.tokens, prompt)
-            alike = common >= LIKENESS * len(best.session.tokens) or common >= best.session.marked > 0
-            if alike or len(self._idle) >= self._most:
-                self._idle.remove(best)
-                return best
-        return make()
-
-    def give_back(self, cached: CachedSession, now: float) -> None:
-        cached.used = now
-        self._idle.append(cached)
-        while len(self._idle) > self._most or self.nbytes > self._most_bytes:
-            self._idle.pop(0).close()
-
-    def expire(self, now: float) -> None:
-        self._close(lambda cached: now - cached.used >= self._seconds)
-
-    def close(self, model: str | None = None) -> None:
-        self._close(lambda cached: model in {None, cached.key.model})
-
-    def _close(self, condition: Callable[[CachedSession], bool]) -> None:
-        for cached in filter(condition, list(self._idle)):
-            self._idle.remove(cached)
-            cached.close()
 
 
 @dataclass
@@ -120,6 +67,10 @@ class LoadedModel:
     target: LoadedTarget
     external: ExternalEngine | None = None  # decodes it; None for our engine
     _drafters: dict[str, LoadedDrafter | None] = field(default_factory=dict)  # by the request's word
+    # those in no use, with what they have measured, by policy and the request's word for the drafter
+    _draft_lengths: defaultdict[tuple[str, str], list[DraftLength]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
     @classmethod
     def load(cls, located: Located) -> "LoadedModel":
@@ -224,23 +175,56 @@ class LoadedModel:
             return "this model has no drafter"
         return "the request asked for a block of 1" if request.block == 1 else None
 
-    def key(self, request: DecodeRequest) -> SessionKey:
-        return SessionKey(self.entry.name, request.channel.policy.spec, request.drafter, request.owner)
+    def key(self, request: DecodeRequest) -> CacheKey:
+        """What snapshots depend on besides their tokens: model and drafter by their weights, the policy, the
+        template, and the API key, as how much of a prompt is cached would tell others what was said.
+        """
+        loaded, policy = self.drafter(request.drafter), self._measured(request.channel.policy)
+        card = loaded.card if loaded else None
+        drafter = (loaded.drafter.name, loaded.settings, _weights(card)) if loaded else None
+        facts = [*self._identity, policy.spec, policy.bits_text, drafter, request.owner]
+        return CacheKey(self.entry.name, _digest(json.dumps(facts)))
 
-    def open_session(self, request: DecodeRequest) -> CachedSession:
+    @cached_property
+    def _identity(self) -> list[Any]:
+        """The target with its configuration and template, and the library that computes it."""
+        folder, template = self.target.folder, self.target.tokenizer.chat_template
+        config = folder / "config.json" if folder else None
+        read = config.read_text(encoding="utf-8") if config and config.exists() else ""
+        versions = [version("mlx"), version("mlx-lm")]
+        return [_weights(self.target.card), _digest(read), _digest(str(template)), *versions]
+
+    def open_session(self, request: DecodeRequest) -> OpenSession:
         loaded = self.drafter(request.drafter)
         drafter = loaded.drafter.twin() if loaded else None
         headroom = 2 * drafter.block_size if drafter else 1
         policy = self._measured(request.channel.policy)
         session = Session(self.target.target, drafter, headroom=headroom, policy=policy)
-        draft_length = AdaptiveDraftLength.of(drafter) if drafter else FixedDraftLength(1)
-        return CachedSession(self.key(request), session, draft_length)
+        return OpenSession(self.key(request), session, self._draft_length(request, drafter))
 
-    def draft_length(self, request: DecodeRequest, cached: CachedSession) -> DraftLength:
-        """Return the session's draft length, or a separate one for a fixed block."""
-        drafter = cached.session.drafter
+    def close_session(self, request: DecodeRequest, opened: OpenSession) -> None:
+        """Close a session whose request has ended well, and keep what its draft length has measured."""
+        opened.close()
+        if opened.session.drafter is not None and _learns(request):
+            self._draft_lengths[request.channel.policy.spec, request.drafter].append(opened.draft_length)
+
+    def _draft_length(self, request: DecodeRequest, drafter: Drafter | None) -> DraftLength:
+        """One that has learnt from earlier requests, or a separate one for a fixed block."""
         if drafter is None:
             return FixedDraftLength(1)
         if request.block is not None:
             return FixedDraftLength(request.block)
-        return cached.draft_length
+        idle = self._draft_lengths[request.channel.policy.spec, request.drafter]
+        return idle.pop() if idle else AdaptiveDraftLength.of(drafter)
+
+
+def _learns(request: DecodeRequest) -> bool:
+    return request.block is None
+
+
+def _weights(card: Model | None) -> tuple[str, str, str | None] | None:
+    return None if card is None else (card.weights_sha256, card.dtype, card.quantization)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

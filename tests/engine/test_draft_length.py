@@ -201,7 +201,7 @@ def test_what_is_read_first_counts_as_a_cost_of_the_sequence():
 class Certain(NetworkDrafter):
     """A drafter whose drafts are all zeros; its forward takes no time, what it must read is said."""
 
-    name, target_layers, block_size, nbytes, mark_nbytes, forwards = "certain", (), 8, 0, 0, 0
+    name, target_layers, block_size, nbytes, forwards = "certain", (), 8, 0, 0
 
     def __init__(self, unread: int) -> None:
         self._unread, self.tried = unread, 0

@@ -113,19 +113,17 @@ def test_drafts_do_not_depend_on_how_the_positions_came(spec: str, gemma: Any):
 @pytest.mark.parametrize("count", [1, 30])
 def test_going_back_is_as_if_the_rows_had_never_been_seen(spec: str, count: int, gemma: Any):
     policy = drafter_policy(spec)
-    straight, rewound, marked = (block_drafter(policy, gemma) for _ in range(3))
-    for each in (straight, rewound, marked):
+    straight, rewound = (block_drafter(policy, gemma) for _ in range(2))
+    for each in (straight, rewound):
         for first in range(0, 300 - count, 15):
             observe(each, first, min(first + 15, 300 - count))
             each.propose(3, 7)
-    back = marked.mark()
-    for each in (rewound, marked):
-        observe(each, 300 - count, 300)
-        each.propose(5, 7)
+    fork = rewound.fork()
+    observe(rewound, 300 - count, 300)
+    rewound.propose(5, 7)
     assert rewound.rewind(count)
-    back()
     expected = drafts(straight)
-    assert drafts(rewound) == drafts(marked) == expected
+    assert drafts(rewound) == drafts(fork) == expected
     twin = straight.twin()
     observe(twin, 0, 40)
     other = block_drafter(policy, gemma)

@@ -246,7 +246,7 @@ def test_drawn_drafts_come_from_q_and_no_more_than_four(kind: str):
 @pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text"])
 @pytest.mark.parametrize("absorb", [4, 512])
 def test_proposal_depends_only_on_committed_tokens(kind: str, absorb: int, monkeypatch: pytest.MonkeyPatch):
-    """Whatever was observed at a time, proposed in between, rewound, or brought back by a mark."""
+    """Whatever was observed at a time, proposed in between, rewound, or forked."""
     monkeypatch.setattr("engine.drafters.mtp.ABSORB_AT", absorb)
     target, drafter = made(kind)
     tokens = prompt_of(30)
@@ -257,17 +257,16 @@ def test_proposal_depends_only_on_committed_tokens(kind: str, absorb: int, monke
     drafter.observe(tokens[:11], rows[:, :11])
     drafter.propose(9, 4)
     drafter.observe(tokens[11:13], rows[:, 11:13])
-    back = drafter.mark()
+    fork = drafter.fork()
     drafter.observe((5, 6, 8), rows[:, :3])
     drafter.propose(9, 2)
-    back()
+    drafter = fork
     drafter.observe(tokens[13:], rows[:, 13:])
     drafter.observe((5, 6), rows[:, :2])
     drafter.propose(9, 4)
     assert drafter.rewind(2)
     assert drafter.propose(7, 4).tokens.tolist() == wanted
     assert drafter.propose(7, 4).tokens.tolist() == wanted  # asked twice
-    assert drafter.nbytes > drafter.mark_nbytes > 0
 
 
 def test_rewind_beyond_the_rows_kept_still_drafts():

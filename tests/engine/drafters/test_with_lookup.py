@@ -54,6 +54,9 @@ class Mute(NetworkDrafter):
 
     def start(self) -> None: ...
     def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None: ...
+    def rewindable(self, count: int) -> bool:
+        return True
+
     def rewind(self, count: int) -> bool:
         return True
 

@@ -22,10 +22,11 @@ from engine.evaluation.server_client import ServerFault, served
 from engine.generate import ChatSwitches
 from engine.registry import Places, Registry
 from engine.server import app, service
+from engine.server.prompt_cache import PromptCache
 from engine.server.response import ResponseBuilder
 from engine.server.scheduler import Scheduler
 from engine.server.serve import model_finder
-from engine.server.sessions import LoadedModel, SessionCache
+from engine.server.sessions import LoadedModel
 from tests.engine.evaluation.test_measurements import REQUEST, check, quiet
 from tests.engine.evaluation.test_prompts import write
 
@@ -228,7 +229,7 @@ def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SessionCache, "take", lambda self, key, prompt, make: make())
+    monkeypatch.setattr(PromptCache, "find", lambda self, key, prompt: None)
 
 
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,21 +244,21 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hoarding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SessionCache, "expire", lambda self, now: False)
+    monkeypatch.setattr(PromptCache, "expire", lambda self: None)
     monkeypatch.setattr(server_checks, "PATIENCE_S", 2.5)
 
 
 def leaking(monkeypatch: pytest.MonkeyPatch) -> None:
     import mlx.core as mx
 
-    kept, give_back = [], SessionCache.give_back
+    kept, add = [], PromptCache.add
 
-    def leak(self: SessionCache, session: Any, now: float) -> None:
+    def leak(self: PromptCache, key: Any, snapshot: Any) -> None:
         kept.append(mx.zeros((400_000,)))
         mx.eval(kept[-1])
-        give_back(self, session, now)
+        add(self, key, snapshot)
 
-    monkeypatch.setattr(SessionCache, "give_back", leak)
+    monkeypatch.setattr(PromptCache, "add", leak)
 
 
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Check], str, str]] = [

@@ -36,7 +36,7 @@ def idle_bytes(scheduler: Scheduler) -> int:
     """Arrays in use once every session is closed, and the figures were told since."""
     deadline = time.monotonic() + 20
     told = scheduler.stats
-    while scheduler.stats is told or scheduler.stats.active or scheduler.stats.sessions:
+    while scheduler.stats is told or scheduler.stats.active or scheduler.stats.cached:
         assert time.monotonic() < deadline, scheduler.stats
         time.sleep(0.05)
     return scheduler.stats.memory_bytes

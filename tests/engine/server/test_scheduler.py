@@ -157,11 +157,11 @@ def test_a_cancelled_request_ends_and_its_session_stays_good(bench: Bench):
 
 
 @pytest.mark.slow
-def test_idle_sessions_expire_and_free_their_memory(bench: Bench):
+def test_snapshots_expire_and_free_their_memory(bench: Bench):
     _, heard = bench.submit(PROMPT)
     bench.ended(heard)
-    wait(lambda: bench.scheduler.stats.active == 0 and bench.scheduler.stats.sessions == 0, 10)
-    assert (bench.scheduler.stats.idle_bytes, bench.scheduler.stats.active_bytes) == (0, 0)
+    wait(lambda: bench.scheduler.stats.active == 0 and bench.scheduler.stats.cached == 0, 10)
+    assert (bench.scheduler.stats.cached_bytes, bench.scheduler.stats.active_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -336,3 +336,39 @@ def test_sessions_are_separate_for_each_api_key(bench: Bench):
     for owner, cached in (("anna", 0), ("bert", 0), ("anna", 40)):
         _, heard = bench.submit(prompt, 3, owner=owner)
         assert (bench.ended(heard).cached_tokens > 0) == (cached > 0)
+
+
+def test_requests_at_once_compute_what_they_share_once_and_only_with_one_key():
+    """The second begins where the first has come to: also where layers cannot go back, and both go on."""
+    shared = [5 + 7 * at % 300 for at in range(150)]
+    prompts = [[*shared, *tail] for tail in (range(300, 330), range(340, 440), range(340, 440))]
+    bench = Bench(parallel=4, chunk=16)
+    try:
+        alone = []
+        for prompt in prompts:
+            _, heard = bench.submit(prompt, 12, owner=f"alone{len(alone)}")
+            assert bench.ended(heard).cached_tokens == 0
+            alone.append(heard.tokens)
+        heards = [bench.submit(prompt, 12, owner="anna")[1] for prompt in prompts]
+        _, apart = bench.submit(prompts[0], 12, owner="bert")
+        ends = [bench.ended(heard) for heard in heards]
+        assert [heard.tokens for heard in heards] == alone
+        assert (bench.ended(apart).cached_tokens, apart.tokens) == (0, alone[0])
+        assert [end.cached_tokens for end in ends] == [0, 150, 249]
+        assert [end.cached_from for end in ends] == [None, "memory", "memory"]
+    finally:
+        bench.scheduler.stop()
+
+
+def test_a_request_waits_for_no_prefill_that_was_cancelled():
+    shared = [5 + 7 * at % 300 for at in range(200)]
+    bench = Bench(parallel=4, chunk=8)
+    try:
+        job, first = bench.submit([*shared, 7], 900)
+        _, second = bench.submit([*shared, 8, 9], 9)
+        wait(lambda: first.events)
+        job.cancelled.set()
+        assert len(second.tokens) == 9 or bench.ended(second)
+        assert len(second.tokens) == 9
+    finally:
+        bench.scheduler.stop()
