@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Annotated, Any, ClassVar
@@ -24,16 +25,22 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.errors import ConfigurationError, EngineError, ModelNotHere
 from engine.registry import SEPARATOR, ModelEntry, Places, locate
-from engine.server import schema
+from engine.server import messages, responses, schema
 from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord
+from engine.server.response import ChatResponseBuilder, TextResponseBuilder
 from engine.server.schema import ERRORS, UNSUPPORTED_PATHS, Refusal, refusal_of, unsupported
-from engine.server.service import BUG, CompletionResponse, Service, send_refusal
+from engine.server.service import BUG, NO_RECEIVE, CompletionResponse, NewBuilder, Service, refused
 
 Route = Callable[..., Any]
 STARTED = int(time.time())
 KEYLESS_PATHS = ("/health",)
-BODY_PATHS = ("/v1/chat/completions", "/v1/completions")
+BODY_PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    *("/v1/messages", "/v1/messages/count_tokens"),
+)
 ROUTES = ("/metrics", "/v1/models", "/openapi.json", *KEYLESS_PATHS, *BODY_PATHS)
+WITH_ID = ("/v1/models", "/v1/responses")  # which an id may follow
+UNVERSIONED = re.compile(r"/(chat/completions|completions|models|responses|messages)(/|\Z)")
 PORT = re.compile(r"(?<=[^:]):[0-9]{0,5}\Z")  # of a Host header
 LONGEST_SHOWN = 100  # characters of a value in a message
 
@@ -67,6 +74,8 @@ class AccessGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if UNVERSIONED.match(scope["path"]):  # clients whose base URL lacks the version
+            scope = {**scope, "path": f"/v1{scope['path']}"}
         path = scope["path"]
         record = RequestRecord(scope["method"], path, str((scope.get("client") or ["unknown"])[0]))
         scope.setdefault("state", {})["record"] = record
@@ -86,16 +95,16 @@ class AccessGuard:
             headers = Headers(scope=scope)
             self._check(record, headers)
             if self._rules.keys:
-                record.owner = digest(headers.get("authorization", "")).hex()[:16]
+                record.owner = digest(_key_in(headers)).hex()[:16]
             body.append(await self._body(headers, receive))
             await self._app(scope, receive_again, send_noted)
         except Refusal as refusal:  # of this guard's; the application answers its own
             record.error = refusal.code
-            await send_refusal(send_noted, refusal)
+            await refused(refusal, path)(scope, NO_RECEIVE, send_noted)
         finally:
             record.end()
-            route = path if path in ROUTES else "/v1/models" if path.startswith("/v1/models/") else "other"
-            self._metrics.count(record, route)
+            listed = next((each for each in WITH_ID if path.startswith(f"{each}/")), "other")
+            self._metrics.count(record, path if path in ROUTES else listed)
 
     def _check(self, record: RequestRecord, headers: Headers) -> None:
         rules, path = self._rules, record.path
@@ -108,9 +117,8 @@ class AccessGuard:
         if origin is not None and not {origin, "*"} & set(rules.origins):
             message = f"web pages of {origin!r} may not ask; --allow-origin lets them"
             raise Refusal(403, message, code="origin_not_allowed")
-        authorization = headers.get("authorization", "")
-        if rules.keys and path not in KEYLESS_PATHS and not _known(authorization, rules.keys):
-            message = "give an API key this server knows, as Authorization: Bearer KEY"
+        if rules.keys and path not in KEYLESS_PATHS and not _known(_key_in(headers), rules.keys):
+            message = "give an API key this server knows, as Authorization: Bearer KEY or x-api-key: KEY"
             raise Refusal(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         if UNSUPPORTED_PATHS.match(path):
             raise unsupported(f"{record.method} {path}")
@@ -137,10 +145,15 @@ class AccessGuard:
         return bytes(body)
 
 
-def _known(header: str, keys: tuple[bytes, ...]) -> bool:
-    scheme, _, key = header.partition(" ")
-    given = digest(key.strip())
-    return scheme.lower() == "bearer" and any(hmac.compare_digest(given, known) for known in keys)
+def _key_in(headers: Headers) -> str:
+    """The API key as OpenAI's clients send it, or as Anthropic's do; empty where there is none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+
+
+def _known(key: str, keys: tuple[bytes, ...]) -> bool:
+    given = digest(key)
+    return bool(key) and any(hmac.compare_digest(given, known) for known in keys)
 
 
 class BoundedProtocol(H11Protocol):
@@ -183,7 +196,7 @@ def new_app(service: Service, metrics: Metrics, rules: AccessRules, *, log_conte
     """Make the application with its guard; `log_content` writes prompts and answers to the log."""
     app: ASGIApp = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
     if rules.origins:  # outermost, because a browser asks before it sends a key
-        app = CORSMiddleware(app, rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        app = CORSMiddleware(app, rules.origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"])
     return app
 
 
@@ -200,7 +213,7 @@ def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAP
     api = FastAPI(
         title="kakeya_engine serve",
         version=version("kakeya-mac"),
-        description="OpenAI's chat and text completions by speculative decoding on MLX.",
+        description="OpenAI's and Anthropic's protocols, by speculative decoding on MLX.",
         lifespan=lifespan,
         docs_url=None,  # pages that load scripts from elsewhere
         redoc_url=None,
@@ -220,20 +233,56 @@ def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> No
         responses = refusals | {200: {"model": reply, "content": {"text/event-stream": {}}}}
         return api.post(path, operation_id=operation, responses=responses, response_class=JSONResponse)
 
-    def answer(body: schema.AnyRequest, request: Request) -> Response:
+    def answer(body: schema.AnyRequest, request: Request, new_builder: NewBuilder) -> Response:
         record: RequestRecord = request.state.record
         record.stream = bool(body.stream)
-        return CompletionResponse(service, body, record, log_content=log_content)
+        return CompletionResponse(service, body, record, new_builder, log_content=log_content)
+
+    turns = responses.TurnStore()
 
     @post("/v1/chat/completions", "chat", schema.ChatCompletion)
     async def chat(body: schema.ChatRequest, request: Request) -> Response:
         """Answer a conversation; with `stream`, as events that end with `[DONE]`."""
-        return answer(body, request)
+        return answer(body, request, ChatResponseBuilder)
 
     @post("/v1/completions", "complete", schema.TextCompletion)
     async def complete(body: schema.TextRequest, request: Request) -> Response:
         """Continue a text; with `stream`, as events that end with `[DONE]`."""
-        return answer(body, request)
+        return answer(body, request, TextResponseBuilder)
+
+    @post("/v1/responses", "respond", responses.ResponseObject)
+    async def respond(body: responses.ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation as OpenAI's Responses; with `stream`, as events of the type `event`."""
+        owner = request.state.record.owner
+        items = turns.resolved(owner, body.items(turns.items_before(owner, body)))
+        builder = partial(responses.ResponsesBuilder, asked=body, items=items, store=turns)
+        return answer(body.chat(items), request, builder)
+
+    identifier = Annotated[str, Path(max_length=100)]
+
+    @api.get("/v1/responses/{response_id}", responses=_refusals(400, 401, 403, 404))
+    async def response(response_id: identifier, request: Request) -> responses.ResponseObject:
+        """An answer that was stored."""
+        return turns.get(request.state.record.owner, response_id).reply
+
+    @api.delete("/v1/responses/{response_id}", responses=_refusals(400, 401, 403, 404))
+    async def delete_response(response_id: identifier, request: Request) -> responses.DeletedResponse:
+        """Forget one of them."""
+        turns.delete(request.state.record.owner, response_id)
+        return responses.DeletedResponse(id=response_id)
+
+    @api.post(
+        "/v1/messages", operation_id="message", responses=_anthropic(messages.MessageReply, stream=True)
+    )
+    async def message(body: messages.MessagesRequest, request: Request) -> Response:
+        """Answer a conversation as Anthropic's Messages; with `stream`, as events of the type `event`."""
+        return answer(body.chat(), request, messages.MessagesBuilder)
+
+    @api.post("/v1/messages/count_tokens", operation_id="count", responses=_anthropic(messages.TokenCount))
+    async def count(body: messages.CountTokensRequest, request: Request) -> messages.TokenCount:
+        """How many tokens the prompt of a message would have."""
+        tokens = await service.count_tokens(body.chat(), request.state.record)
+        return messages.TokenCount(input_tokens=tokens)
 
 
 def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
@@ -274,6 +323,12 @@ def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
 
 def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": schema.ErrorReply, "description": ERRORS[status][1]} for status in statuses}
+
+
+def _anthropic(reply: type, *, stream: bool = False) -> dict[int | str, dict[str, Any]]:
+    refusals = _refusals(400, 401, 403, 404, 408, 413, 415, 429, 501)
+    found = {status: each | {"model": messages.AnthropicError} for status, each in refusals.items()}
+    return found | {200: {"model": reply} | ({"content": {"text/event-stream": {}}} if stream else {})}
 
 
 def cards(service: Service) -> list[schema.ModelReply]:
@@ -337,7 +392,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
             status = 405 if error.status_code == 405 else 500
             refusal = Refusal(status, text, code="invalid_request", headers=error.headers)
     request.state.record.error = refusal.code
-    return JSONResponse(refusal.document(), refusal.status, refusal.headers)
+    return refused(refusal, request.state.record.path)
 
 
 def _invalid(error: RequestValidationError) -> Refusal:

@@ -15,6 +15,7 @@ from engine.errors import PromptError, wrap_errors
 from engine.generate import THINKING_NAMES
 from engine.grammar import JSON_STYLE, Grammar, nameless
 from engine.server import schema
+from engine.server.parsing import has_json_calls
 from engine.server.schema import invalid, refusing, unsupported
 from engine.server.sessions import LoadedModel
 from engine.session import common_length
@@ -27,7 +28,7 @@ RESERVED_SWITCHES = {
 }
 LONGEST_SHOWN = 80  # characters of a name in a message
 ANY_OBJECT = {"type": "object"}
-JSON_CALLS = "mlx_lm.tool_parsers.json_tools"  # families whose calls are {"name": …, "arguments": …}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,8 @@ def text_prompt(request: schema.TextRequest, model: LoadedModel) -> RenderedProm
 
 
 def _callable(request: schema.ChatRequest) -> list[schema.Tool]:
-    choice = request.tool_choice
-    chosen = choice.function.name if isinstance(choice, schema.ChosenTool) else None
-    tools = [] if choice == "none" else request.tools or []
-    return [tool for tool in tools if chosen in {None, tool.function.name}]
+    chosen = request.chosen_tools
+    return [tool for tool in request.tools or [] if chosen is None or tool.function.name in chosen]
 
 
 def _switches(request: schema.ChatRequest, model: LoadedModel) -> Mapping[str, Any]:
@@ -142,14 +141,15 @@ def _checked(prompt: RenderedPrompt, model: LoadedModel, param: str) -> Rendered
 def needs_grammar(request: schema.AnyRequest) -> bool:
     """Whether the answer is bound to a format or a call."""
     form = request.response_format
-    return (form is not None and form.type != "text") or _demands_call(request)
+    demanded = isinstance(request, schema.ChatRequest) and request.demands_call
+    return demanded or (form is not None and form.type != "text")
 
 
 @refusing("response_format")
 def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar:
     """Compile the grammar of an answer that needs one; raise Refusal."""
     form = request.response_format
-    if isinstance(request, schema.ChatRequest) and _demands_call(request):
+    if isinstance(request, schema.ChatRequest) and request.demands_call:
         if form is not None and form.type != "text":
             text = "response_format and a tool_choice that demands a call cannot both hold; leave one out"
             raise invalid("response_format", text)
@@ -160,21 +160,17 @@ def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedP
     return Grammar.lark(model.vocabulary, _after_reasoning(f"%json {_styled(wanted)}", model, prompt))
 
 
-def _demands_call(request: schema.AnyRequest) -> bool:
-    return isinstance(request, schema.ChatRequest) and (
-        request.tool_choice == "required" or isinstance(request.tool_choice, schema.ChosenTool)
-    )
-
-
 def _call_grammar(request: schema.ChatRequest, model: LoadedModel, prompt: RenderedPrompt) -> str:
     tokenizer = model.target.tokenizer
-    if getattr(tokenizer.tool_parser, "__module__", None) != JSON_CALLS:
+    if not has_json_calls(tokenizer):
         raise unsupported(f"tool_choice other than auto and none with {model.entry.name}", "tool_choice")
     rules = []
     for index, tool in enumerate(_callable(request)):
         head = _dump(f'{{"name": {_dump(tool.function.name)}, "arguments": ')
-        rules.append(f'one_{index}: {head} %json {_styled(tool.function.parameters or ANY_OBJECT)} "}}"')
-    several = "call+" if request.parallel_tool_calls and request.tool_choice == "required" else "call"
+        taken = NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters or ANY_OBJECT
+        rules.append(f'one_{index}: {head} %json {_styled(taken)} "}}"')
+    one = not request.parallel_tool_calls or isinstance(request.tool_choice, schema.ChosenTool)
+    several = "call" if one else "call+"
     names = " | ".join(f"one_{index}" for index in range(len(rules)))
     begin = _mark(tokenizer.tool_call_start, tokenizer.tool_call_start_tokens)
     end = _mark(tokenizer.tool_call_end, tokenizer.tool_call_end_tokens)

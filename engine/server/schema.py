@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -111,9 +111,13 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 # fields of an answer's message that clients send back with the conversation
 ANSWER_FIELDS = ("annotations", "audio", "function_call")
-CONTENT_TYPES = ("image_url", "input_image", "image", "input_audio", "file", "video_url")
+CONTENT_TYPES = (
+    *("image_url", "input_image", "image", "input_audio", "file", "video_url"),
+    *("input_file", "document", "search_result", "container_upload"),
+)
 UNSUPPORTED_PATHS = re.compile(
-    r"/v1/(responses|embeddings|moderations|images|audio|files|batches|fine_tuning|assistants|threads)(/|\Z)"
+    r"/v1/((embeddings|moderations|images|audio|files|batches|fine_tuning|assistants|threads)(/|\Z)"
+    r"|responses/(compact|input_tokens)\Z|responses/[^/]+/(cancel|input_items)\Z|messages/batches(/|\Z))"
 )
 
 
@@ -130,6 +134,7 @@ def refuse_unsupported(fields: Any) -> Any:
     kept = {name: value for name, value in fields.items() if name not in UNSUPPORTED}
     if isinstance(messages := fields.get("messages"), list):
         kept["messages"] = [_supported_message(message, index) for index, message in enumerate(messages)]
+    _refuse_custom_tools(fields)
     prompts: Any = fields.get("prompt")
     several = isinstance(prompts, list) and any(isinstance(each, str | list) for each in prompts)
     if several and len(prompts) != 1:
@@ -137,14 +142,25 @@ def refuse_unsupported(fields: Any) -> Any:
     return kept
 
 
+def _refuse_custom_tools(fields: Mapping[str, Any]) -> None:
+    choice = fields.get("tool_choice")
+    allowed = choice.get("allowed_tools") if isinstance(choice, Mapping) else None
+    named = {"tool_choice": choice, "tools": fields.get("tools")}
+    named["tool_choice.allowed_tools.tools"] = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    for param, value in named.items():
+        for index, each in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(each, Mapping) and each.get("type") == "custom":
+                raise unsupported("a custom tool", f"{param}.{index}" if isinstance(value, list) else param)
+
+
 def _supported_message(message: Any, index: int) -> Any:
     if not isinstance(message, Mapping):
         return message
-    content = message.get("content")
-    for place, part in enumerate(content if isinstance(content, list) else []):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in CONTENT_TYPES:
-            raise unsupported(f"content of the type {kind}", f"messages.{index}.content.{place}")
+    refuse_media(message.get("content"), f"messages.{index}.content")
+    calls = message.get("tool_calls")
+    for place, call in enumerate(calls if isinstance(calls, list) else []):
+        if isinstance(call, Mapping) and call.get("type") == "custom":
+            raise unsupported("a call of a custom tool", f"messages.{index}.tool_calls.{place}")
     for name in ANSWER_FIELDS:
         if message.get(name):
             raise unsupported(f"{name} in a message", f"messages.{index}.{name}")
@@ -180,7 +196,7 @@ StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 Count = Annotated[int, Field(ge=1)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedToken = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
@@ -237,6 +253,18 @@ class ChosenTool(RequestPart):
     function: ChosenFunction
 
 
+class AllowedTools(RequestPart):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+
+class AllowedToolsChoice(RequestPart):
+    """Some of the tools; the others are left out of the prompt."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class JsonSchema(RequestPart):
     name: Name
     description: Text | None = None
@@ -263,7 +291,17 @@ class StreamOptions(RequestPart):
     include_obfuscation: bool = False
 
 
-class CompletionRequest(RequestPart):
+class EngineFields(RequestPart):
+    """What a request of any protocol may say about how it is decoded."""
+
+    kv_channel: Text | None = Field(None, description="How keys and values are kept; one the model allows.")
+    block: Count | Literal["auto"] | None = Field(None, description="Tokens a forward; 1 is plain decoding.")
+    drafter: Drafting | None = Field(None, description="What drafts; `none` is plain decoding.")
+    return_token_ids: bool | None = Field(None, description="Put the tokens into `x_kakeya`.")
+    return_rounds: bool | None = Field(None, description="Put every round and the caches into `x_kakeya`.")
+
+
+class CompletionRequest(EngineFields):
     model: Text | None = Field(None, description="`NAME` or `NAME@CHANNEL`; the default model if left out.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -286,11 +324,6 @@ class CompletionRequest(RequestPart):
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
     prompt_cache_retention: Text | None = None
-    kv_channel: Text | None = Field(None, description="How keys and values are kept; one the model allows.")
-    block: Count | Literal["auto"] | None = Field(None, description="Tokens a forward; 1 is plain decoding.")
-    drafter: Drafting | None = Field(None, description="What drafts; `none` is plain decoding.")
-    return_token_ids: bool | None = Field(None, description="Put the tokens into `x_kakeya`.")
-    return_rounds: bool | None = Field(None, description="Put every round and the caches into `x_kakeya`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -304,7 +337,7 @@ class ChatRequest(CompletionRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: Json | None = Field(None, description="Switches of the model's chat template.")
@@ -316,11 +349,31 @@ class ChatRequest(CompletionRequest):
             raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
         if self.tool_choice not in {None, "none", "auto"} and not self.tools:
             raise invalid("tool_choice", "tool_choice needs tools")
-        if isinstance(self.tool_choice, ChosenTool):
-            name = self.tool_choice.function.name
-            if name not in [tool.function.name for tool in self.tools or []]:
+        offered = {tool.function.name for tool in self.tools or []}
+        for name in self.chosen_tools or ():
+            if name not in offered:
                 raise invalid("tool_choice", f"tool_choice names {name!r}, which is none of the tools")
         return self
+
+    @property
+    def demands_call(self) -> bool:
+        """Whether the answer has to be a call of a tool."""
+        choice = self.tool_choice
+        if isinstance(choice, AllowedToolsChoice):
+            return choice.allowed_tools.mode == "required"
+        return choice == "required" or isinstance(choice, ChosenTool)
+
+    @property
+    def chosen_tools(self) -> tuple[str, ...] | None:
+        """The names that tool_choice restricts calls to, none for ``none``; None for no restriction."""
+        match self.tool_choice:
+            case "none":
+                return ()
+            case ChosenTool(function=function):
+                return (function.name,)
+            case AllowedToolsChoice(allowed_tools=allowed):
+                return tuple(tool.function.name for tool in allowed.tools)
+        return None
 
 
 class TextRequest(CompletionRequest):
@@ -332,10 +385,57 @@ class TextRequest(CompletionRequest):
 
 AnyRequest = ChatRequest | TextRequest
 
+
+class TranslatedRequest(EngineFields):
+    """A request of another protocol, which is answered as a chat request that asks for the same."""
+
+    # fields that would change the answer and are not here -> values that ask for nothing
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    model: Text | None = Field(None, description="`NAME` or `NAME@CHANNEL`; the default model if left out.")
+    stream: bool | None = False
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Greedy by default.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    chat_template_kwargs: Json | None = Field(None, description="Switches of the model's chat template.")
+
+    @classmethod
+    def supported(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a request's fields without those that ask for nothing; raise Refusal for others."""
+        kept = dict(fields)
+        for name, defaults in cls.unsupported.items():
+            if name in kept and not any(_same(kept.pop(name), each) for each in defaults):
+                raise unsupported(name, name)
+        for name in kept:
+            if name in ChatRequest.model_fields and name not in cls.model_fields:
+                text = f"{name!a} is a field of chat completions, which this endpoint does not have"
+                raise invalid(name, f"{text}; leave it out", code="unknown_parameter")
+        return kept
+
+    def shared(self) -> dict[str, Any]:
+        """Return the fields that a chat request has by the same name."""
+        return {name: getattr(self, name) for name in TranslatedRequest.model_fields}
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(value == other)
+
+
+def refuse_media(content: Any, param: str) -> None:
+    """Raise Refusal for a part of a message that is no text."""
+    for place, part in enumerate(content if isinstance(content, list) else []):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in CONTENT_TYPES:
+            raise unsupported(f"content of the type {kind}", f"{param}.{place}")
+
+
 # --- replies: names and nesting are OpenAI's, ``reasoning`` next to ``content`` is mlx-lm's -------------
 
 
-def _omitted(description: str | None = None) -> Any:
+def omitted(description: str | None = None) -> Any:
     """A field that is not sent while it is None."""
     return Field(default=None, exclude_if=lambda value: value is None, description=description)
 
@@ -370,7 +470,7 @@ class Usage(Reply):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | None = _omitted()
+    completion_tokens_details: ReasoningTokens | None = omitted()
 
 
 class CodedValues(Reply):
@@ -390,7 +490,7 @@ class Provenance(Reply):
     kv_channel: str
     kv_policy: str = Field(description="The channel, written out.")
     engine: str = Field(description="Which decoded: `kakeya`, or the model's external engine.")
-    fallback_from: str | None = _omitted("The model's external engine, which cannot decode this request.")
+    fallback_from: str | None = omitted("The model's external engine, which cannot decode this request.")
     drafter: str | None = Field(description="Null for plain decoding.")
     block: int | str | None = Field(description="Tokens of a verify forward, or `auto`; null without drafts.")
     speculation: bool = Field(description="Whether drafts were verified.")
@@ -409,14 +509,14 @@ class Provenance(Reply):
     resident_bytes: int | None = Field(description=f"What target and drafter hold at the end. {UNSEEN}")
     drafter_resident_bytes: int | None = Field(description=f"The drafter's part of resident_bytes. {UNSEEN}")
     cache_classes: dict[str, int] = Field(description="Classes of the layers' caches, with their counts.")
-    cache_strategy: str | None = _omitted("How an external engine was given the channel's caches.")
-    token_ids: list[int] | None = _omitted()
-    prompt_token_ids: list[int] | None = _omitted()
-    rounds: list[tuple[int, int, float, float, bool]] | None = _omitted(
+    cache_strategy: str | None = omitted("How an external engine was given the channel's caches.")
+    token_ids: list[int] | None = omitted()
+    prompt_token_ids: list[int] | None = omitted()
+    rounds: list[tuple[int, int, float, float, bool]] | None = omitted(
         "Block, accepted, draft_s, verify_s, looked_up."
     )
-    kept_positions: int | None = _omitted("The most that a layer with a window still sees.")
-    coded: CodedValues | None = _omitted()
+    kept_positions: int | None = omitted("The most that a layer with a window still sees.")
+    coded: CodedValues | None = omitted()
 
 
 class TopLogprob(Reply):
@@ -444,26 +544,41 @@ class TextLogprobs(Reply):
 
 class CalledFunction(Reply):
     name: str
-    arguments: str = Field(description="JSON as text.")
+    arguments: str = Field(description="JSON as text; cut off where the answer has as many tokens as it may.")
 
 
 class ToolCallReply(Reply):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = _omitted()
+
+
+class FunctionDelta(Reply):
+    name: str | None = omitted()
+    arguments: str
+
+
+class ToolCallDelta(Reply):
+    """The beginning of a call, with id and name, or more of its arguments."""
+
+    index: int
+    id: str | None = omitted()
+    type: Literal["function"] | None = omitted()
+    function: FunctionDelta
 
 
 class Delta(Reply):
-    role: Literal["assistant"] | None = _omitted()
-    content: str | None = _omitted()
-    reasoning: str | None = _omitted()
-    tool_calls: list[ToolCallReply] | None = _omitted()
+    role: Literal["assistant"] | None = omitted()
+    content: str | None = omitted()
+    reasoning: str | None = omitted()
+    tool_calls: list[ToolCallDelta] | None = omitted()
 
 
-class ChatMessage(Delta):
+class ChatMessage(Reply):
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning: str | None = omitted()
+    tool_calls: list[ToolCallReply] | None = omitted()
 
 
 class ChatChoice(Reply):
@@ -497,8 +612,8 @@ class ChunkChoice(Reply):
 class ChatChunk(Head):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChunkChoice]
-    usage: Usage | None = _omitted()
-    x_kakeya: Provenance | None = _omitted()
+    usage: Usage | None = omitted()
+    x_kakeya: Provenance | None = omitted()
 
 
 class TextChoice(Reply):
@@ -513,8 +628,8 @@ class TextCompletion(Head):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
-    usage: Usage | None = _omitted()
-    x_kakeya: Provenance | None = _omitted()
+    usage: Usage | None = omitted()
+    x_kakeya: Provenance | None = omitted()
 
 
 class ModelReply(Reply):

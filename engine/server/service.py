@@ -4,11 +4,10 @@ Runs on the event loop. What a request holds is given back however it ends, also
 """
 
 import asyncio
-import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,12 +17,13 @@ from starlette.types import Message, Receive, Send
 from engine.decode import Step
 from engine.errors import EngineError
 from engine.generate import PENALTIES
-from engine.registry import Channel, Registry
+from engine.registry import Channel, ModelEntry, Registry
 from engine.sampling import Sampling
 from engine.server import schema
+from engine.server.messages import MESSAGES_PATH, anthropic_error
 from engine.server.metrics import RequestRecord
 from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompt
-from engine.server.response import ChatResponseBuilder, ResponseBuilder, TextResponseBuilder
+from engine.server.response import ResponseBuilder
 from engine.server.scheduler import Scheduler
 from engine.server.schema import Refusal, invalid, refusal_of, refusing
 from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event
@@ -32,7 +32,6 @@ from engine.server.sessions import LoadedModel
 RETRY_S = 2  # when a client that was refused for a full queue may try again
 KEEPALIVE_S = 5.0
 PAUSE_S = 0.025  # between chunks, so that a fast model is not slowed down by sending single tokens
-DONE = b"data: [DONE]\n\n"
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -42,6 +41,7 @@ BUG = Refusal(500, "this is a bug in the server; its log says more", code="bug")
 
 ENDS = (DecodeFinished, DecodeFailed)
 NO_RECEIVE: Any = None  # a reply that is sent whole does not listen
+NewBuilder = Callable[[Any, LoadedModel, RenderedPrompt, DecodeRequest], ResponseBuilder]
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class Service:
         for threads in (self._tokenizing, self._compiling):
             threads.shutdown(cancel_futures=True)
 
-    @asynccontextmanager
-    async def job(
+    @contextmanager
+    def _admitted(
         self, request: schema.AnyRequest, record: RequestRecord
-    ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
-        """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it."""
+    ) -> Iterator[tuple[ModelEntry, Channel]]:
+        """Return what the request names, and count it; raise Refusal where there is no room for it."""
         channel, known = request.kv_channel, self.registry.channels
         if channel is not None and channel not in known and not self.registry.spells_policy(channel):
             # 400, where an id has 404
@@ -127,34 +127,64 @@ class Service:
             text = f"{self.admitted} requests are served or wait, as many as may; try again later"
             raise Refusal(429, text, code="queue_full", headers={"retry-after": str(RETRY_S)})
         record.model, record.channel = entry.name, resolved.name
-        lease, job = self.scheduler.lease(entry), None
         self.admitted += 1
         try:
-            with refusing("model"):
-                model = await asyncio.wrap_future(lease.granted)
-            builder = await self._prepare(request, model, resolved, record.owner)
-            record.prompt_tokens = len(builder.decoded.prompt)
-            events = EventQueue()
-            job = self.scheduler.submit(lease, builder.decoded, events.put)
-            yield builder, events
+            yield entry, resolved
         finally:
             self.admitted -= 1
-            if job is None:
+
+    @asynccontextmanager
+    async def job(
+        self, request: schema.AnyRequest, record: RequestRecord, new_builder: NewBuilder
+    ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
+        """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it."""
+        with self._admitted(request, record) as (entry, channel):
+            lease, job = self.scheduler.lease(entry), None
+            try:
+                with refusing("model"):
+                    model = await asyncio.wrap_future(lease.granted)
+                builder = await self._prepare(request, model, channel, record.owner, new_builder)
+                record.prompt_tokens = len(builder.decoded.prompt)
+                events = EventQueue()
+                job = self.scheduler.submit(lease, builder.decoded, events.put)
+                yield builder, events
+            finally:
+                if job is None:
+                    self.scheduler.release(lease)
+                else:
+                    job.cancelled.set()
+
+    async def count_tokens(self, request: schema.ChatRequest, record: RequestRecord) -> int:
+        """Return how many tokens the prompt has; raise Refusal as `job` does."""
+        with self._admitted(request, record) as (entry, _):
+            lease = self.scheduler.lease(entry)
+            try:
+                with refusing("model"):
+                    model = await asyncio.wrap_future(lease.granted)
+                return len((await self._prompt(request, model)).tokens)
+            finally:
                 self.scheduler.release(lease)
-            else:
-                job.cancelled.set()
+
+    async def _prompt(self, request: schema.AnyRequest, model: LoadedModel) -> RenderedPrompt:
+        run = asyncio.get_running_loop().run_in_executor
+        if isinstance(request, schema.ChatRequest):
+            return await run(self._tokenizing, chat_prompt, request, model)
+        return await run(self._tokenizing, text_prompt, request, model)
 
     async def _prepare(
-        self, request: schema.AnyRequest, model: LoadedModel, channel: Channel, owner: str
+        self,
+        request: schema.AnyRequest,
+        model: LoadedModel,
+        channel: Channel,
+        owner: str,
+        new_builder: NewBuilder,
     ) -> ResponseBuilder:
         run = asyncio.get_running_loop().run_in_executor
-        builder: type[ResponseBuilder]
         if isinstance(request, schema.ChatRequest):
-            builder, logprobs = ChatResponseBuilder, (request.top_logprobs or 0) if request.logprobs else None
-            prompt = await run(self._tokenizing, chat_prompt, request, model)
+            logprobs = (request.top_logprobs or 0) if request.logprobs else None
         else:
-            builder, logprobs = TextResponseBuilder, request.logprobs
-            prompt = await run(self._tokenizing, text_prompt, request, model)
+            logprobs = request.logprobs
+        prompt = await self._prompt(request, model)
         grammar = None
         if needs_grammar(request):
             grammar = await run(self._compiling, grammar_of, request, model, prompt)
@@ -176,7 +206,7 @@ class Service:
             grammar=grammar,
             owner=owner,
         )
-        return builder(request, model, prompt, decode_request)
+        return new_builder(request, model, prompt, decode_request)
 
     def _max_tokens(self, request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> int:
         param, wanted, most = "max_tokens", request.max_tokens, self.limits.max_tokens
@@ -203,10 +233,18 @@ class CompletionResponse(Response):
     stalled_s: ClassVar[float] = 60.0  # how long a client may accept nothing before its request is cancelled
 
     def __init__(
-        self, service: Service, request: schema.AnyRequest, record: RequestRecord, *, log_content: bool
+        self,
+        service: Service,
+        request: schema.AnyRequest,
+        record: RequestRecord,
+        new_builder: NewBuilder,
+        *,
+        log_content: bool,
     ) -> None:
         super().__init__()
         self._service, self._request, self._record = service, request, record
+        self._new_builder = new_builder
+        self._builder: ResponseBuilder | None = None  # of a stream that has started
         self._log_content = log_content
 
     async def __call__(self, _: Message, receive: Receive, send: Send) -> None:
@@ -236,7 +274,8 @@ class CompletionResponse(Response):
 
     async def _answer(self, send: Send) -> None:
         try:
-            async with self._service.job(self._request, self._record) as (builder, events):
+            job = self._service.job(self._request, self._record, self._new_builder)
+            async with job as (builder, events):
                 answer = self._stream if self._request.stream else self._whole
                 await answer(send, builder, events)
         except EngineError as error:
@@ -264,18 +303,19 @@ class CompletionResponse(Response):
         batch = await events.next(KEEPALIVE_S)
         self._record.status = 200
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
-        body = _framed(builder.begin())
+        self._builder = builder
+        body = _framed(builder, builder.begin())
         while not (batch and isinstance(batch[-1], DecodeFinished)):
-            body += _framed(builder.take(self._steps(batch))) if batch else b": waiting\n\n"
+            body += _framed(builder, builder.take(self._steps(batch))) if batch else builder.waiting
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             if self._record.first_s is not None:
                 await events.pause(PAUSE_S)
             batch, body = await events.next(KEEPALIVE_S), b""
         ended = batch[-1]
-        body += _framed(builder.take(self._steps(batch))) + _framed(builder.end(ended)) + DONE
+        body += _framed(builder, builder.take(self._steps(batch))) + _framed(builder, builder.end(ended))
         self._note(builder, ended)
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": body + builder.done})
 
     def _steps(self, batch: Sequence[Event]) -> list[Step]:
         steps = [event for event in batch if isinstance(event, Step)]
@@ -297,20 +337,24 @@ class CompletionResponse(Response):
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         """Send an error document with its status, or as the last event of a stream that has started."""
         self._record.error = refusal.code
-        if self._record.status:
+        if self._builder is not None:
             self._record.finish = "failed"
-            body = b"data: " + json.dumps(refusal.document()).encode() + b"\n\n"
+            body = _framed(self._builder, self._builder.fail(refusal))
             await send({"type": "http.response.body", "body": body})
         else:
-            self._record.status = refusal.status
-            await send_refusal(send, refusal)
+            response = refused(refusal, self._record.path)
+            self._record.status = response.status_code
+            await response({"type": "http"}, NO_RECEIVE, send)
 
 
-def _framed(chunks: Iterable[schema.Reply]) -> bytes:
-    return b"".join(b"data: " + chunk.model_dump_json().encode() + b"\n\n" for chunk in chunks)
+def _framed(builder: ResponseBuilder, replies: Iterable[schema.Reply]) -> bytes:
+    return b"".join(builder.frame(reply) for reply in replies)
 
 
-async def send_refusal(send: Send, refusal: Refusal) -> None:
-    """Send the error document of a refusal."""
-    response = JSONResponse(refusal.document(), refusal.status, refusal.headers)
-    await response({"type": "http"}, NO_RECEIVE, send)
+def refused(refusal: Refusal, path: str) -> Response:
+    """Return the error document of a refusal, in the form of the path's protocol."""
+    document, status = refusal.document(), refusal.status
+    if path.startswith(MESSAGES_PATH):
+        error, status = anthropic_error(refusal)
+        document = error.model_dump()
+    return JSONResponse(document, status, refusal.headers)
