@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from ipaddress import ip_address
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Annotated, Any, ClassVar
 
-from fastapi import FastAPI, Path, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers
@@ -35,6 +36,8 @@ KEYLESS_PATHS = ("/health",)
 BODY_PATHS = ("/v1/chat/completions", "/v1/completions")
 ROUTES = ("/metrics", "/v1/models", "/openapi.json", *KEYLESS_PATHS, *BODY_PATHS)
 PORT = re.compile(r"(?<=[^:]):[0-9]{0,5}\Z")  # of a Host header
+HOST_NAME = re.compile(r"[a-z0-9_.-]{1,253}")
+DOCKER_HOST = "host.docker.internal"
 LONGEST_SHOWN = 100  # characters of a value in a message
 
 
@@ -46,7 +49,8 @@ class AccessRules:
     """Which requests to let in."""
 
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; empty where none is needed
-    hosts: tuple[str, ...] = ()  # names that a Host header may have; empty for any
+    metrics_keys: tuple[bytes, ...] = ()  # of keys for the metrics of all keys, and for nothing else
+    hosts: tuple[str, ...] = ()  # names that a Host header may have besides loopback's; empty for any
     origins: tuple[str, ...] = ()  # of web pages that may ask; * for any
     largest_body: int = 2**20  # bytes
     body_s: float = 30.0  # in which the whole body has to arrive
@@ -85,8 +89,6 @@ class AccessGuard:
         try:
             headers = Headers(scope=scope)
             self._check(record, headers)
-            if self._rules.keys:
-                record.owner = digest(headers.get("authorization", "")).hex()[:16]
             body.append(await self._body(headers, receive))
             await self._app(scope, receive_again, send_noted)
         except Refusal as refusal:  # of this guard's; the application answers its own
@@ -99,19 +101,25 @@ class AccessGuard:
 
     def _check(self, record: RequestRecord, headers: Headers) -> None:
         rules, path = self._rules, record.path
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # a proxy in front may have read another one of them, and another end of the body
+            text = "send Content-Length or Transfer-Encoding, not both"
+            raise Refusal(400, text, code="ambiguous_length", headers={"connection": "close"})
         # so that a web page whose name was bound to this address reaches nothing; Starlette's own says 400
         host = PORT.sub("", headers.get("host", "")).lower()
-        if rules.hosts and host not in rules.hosts:
-            message = f"this server is not called {host!r}; --allow-host lets a name in"
-            raise Refusal(421, message, code="wrong_host")
+        if rules.hosts and host not in rules.hosts and not _is_loopback(host):
+            raise Refusal(421, _wrong_host(host), code="wrong_host")
         origin = headers.get("origin")
         if origin is not None and not {origin, "*"} & set(rules.origins):
             message = f"web pages of {origin!r} may not ask; --allow-origin lets them"
             raise Refusal(403, message, code="origin_not_allowed")
-        authorization = headers.get("authorization", "")
-        if rules.keys and path not in KEYLESS_PATHS and not _known(authorization, rules.keys):
+        given = _given_key(headers)
+        overseer = path == "/metrics" and _is_among(given, rules.metrics_keys)
+        if rules.keys and path not in KEYLESS_PATHS and not overseer and not _is_among(given, rules.keys):
             message = "give an API key this server knows, as Authorization: Bearer KEY"
             raise Refusal(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        record.owner = given.hex()[:16] if rules.keys and path not in KEYLESS_PATHS else ""
+        record.sees_all = overseer or len(rules.keys) < 2
         if UNSUPPORTED_PATHS.match(path):
             raise unsupported(f"{record.method} {path}")
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -137,10 +145,32 @@ class AccessGuard:
         return bytes(body)
 
 
-def _known(header: str, keys: tuple[bytes, ...]) -> bool:
-    scheme, _, key = header.partition(" ")
-    given = digest(key.strip())
-    return scheme.lower() == "bearer" and any(hmac.compare_digest(given, known) for known in keys)
+def _given_key(headers: Headers) -> bytes:
+    """The digest of the key that a request gives; that of an empty one where it gives none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return digest(key.strip() if scheme.lower() == "bearer" else "")
+
+
+def _is_among(given: bytes, keys: Sequence[bytes]) -> bool:
+    return any(hmac.compare_digest(given, known) for known in keys)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a Host header names this machine wherever it is read: 127.0.0.0/8, ::1, localhost, *.localhost."""
+    name = host.removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _wrong_host(host: str) -> str:
+    if not HOST_NAME.fullmatch(host):
+        return f"this server is not called {host[:LONGEST_SHOWN]!r}"
+    why = ", the name by which a container asks for its host" if host == DOCKER_HOST else ""
+    return f"this server is not called {host!r}{why}; to let it in, start it with --allow-host {host}"
 
 
 class BoundedProtocol(H11Protocol):
@@ -237,10 +267,11 @@ def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> No
 
 
 def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
-    @api.get("/v1/models", responses=_refusals(401, 403))
-    async def models() -> schema.ModelList:
-        """The registry's models, each once by its name and once for each KV channel."""
-        return schema.ModelList(data=cards(service))
+    @api.get("/v1/models", responses=_refusals(400, 401, 403))
+    async def models(*, everything: Annotated[bool, Query(alias="all")] = False) -> schema.ModelList:
+        """The models that are here, each by its name and once for each KV channel; with `all`, the others too."""
+        found = cards(service)
+        return schema.ModelList(data=[card for card in found if everything or card.x_kakeya["here"]])
 
     @api.get("/v1/models/{identifier}", responses=_refusals(400, 401, 403, 404))
     async def model(identifier: Annotated[str, Path(max_length=200)]) -> schema.ModelReply:
@@ -257,19 +288,17 @@ def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
         elif not service.scheduler.healthy:
             reason = "the engine's thread died; the server's log says why"
         response.status_code = 503 if reason else 200
-        active = service.scheduler.stats.active
         return schema.Health(
             status="unavailable" if reason else "ok",
             reason=reason,
             version=version("kakeya-mac"),
-            active=active,
-            waiting=max(service.admitted - active, 0),
         )
 
     @api.get("/metrics", response_class=Response, responses=_refusals(401, 403))
-    async def prometheus() -> Response:
-        """Counters and gauges in Prometheus' text format."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+    async def prometheus(request: Request) -> Response:
+        """Counters and gauges in Prometheus' text format; where there are several keys, those of the key."""
+        record: RequestRecord = request.state.record
+        return Response(metrics.text(None if record.sees_all else record.owner), media_type=CONTENT_TYPE)
 
 
 def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -345,10 +374,10 @@ def _invalid(error: RequestValidationError) -> Refusal:
     errors = error.errors()
     worst = max(errors, key=lambda each: len(_steps(each["loc"], error.body)))
     param = ".".join(_steps(worst["loc"], error.body)) or None
+    if worst["loc"][0] == "query":
+        param = str(worst["loc"][1])
     if any(each["type"] == "json_invalid" for each in errors):
         return Refusal(400, "the body is not JSON", code="invalid_json")
-    if worst["type"] == "extra_forbidden":
-        return Refusal(400, f"{param} is unknown here; leave it out", param=param, code="unknown_parameter")
     if worst["loc"] == ("body",) and worst["type"] == "missing":
         return Refusal(400, "the body is missing", code="invalid_json")
     if worst["type"] == "missing":
