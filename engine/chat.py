@@ -110,7 +110,8 @@ class Transcript:
             raise PromptError(f"{file} cannot be read: {error}") from None
         lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         turns = [
-            _parsed(f"{file}, line {number}", Message.model_validate_json, line) for number, line in lines
+            _parsed(f"{file}, line {number}", partial(Message.model_validate_json, extra="forbid"), line)
+            for number, line in lines
         ]
         if not turns:
             raise PromptError(f"{file} holds no message")

@@ -70,9 +70,12 @@ class TextEnds:
 
     tokens: Collection[int]
     texts: tuple[str, ...]
+    least = 0  # tokens before which no string ends a text
 
-    def first_in(self, text: str) -> int | None:
-        """Where the first stop string in a text begins."""
+    def first_in(self, text: str, count: int) -> int | None:
+        """Where the first stop string in a text of so many tokens begins."""
+        if count < self.least:
+            return None
         return min((at for stop in self.texts if (at := text.find(stop)) >= 0), default=None)
 
     def partial_in(self, text: str) -> int:
@@ -122,7 +125,7 @@ class TextStream:
         self.begins.append(max([begin, *self.begins[-1:]]))
         if stopped:
             return ""
-        if (end := self._stops.first_in(text)) is not None:
+        if (end := self._stops.first_in(text, len(self.begins))) is not None:
             self.stopped_by = next(stop for stop in self._stops.texts if text.startswith(stop, end))
             return self._give(text[:end])
         certain = self._held[: len(self._held) - self._stops.partial_in(self._held)]

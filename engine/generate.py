@@ -10,6 +10,7 @@ from math import isfinite
 from time import perf_counter
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
 from engine.acceptance import Processor
@@ -143,11 +144,26 @@ class SamplingOptions:
     processors: tuple[Processor, ...] = ()
     stop_texts: tuple[str, ...] = ()
     ignore_stops: bool = False  # go on past the model's stop tokens
+    stop_tokens: tuple[int, ...] = ()  # further ones
+    min_tokens: int = 0  # before which no stop string ends the text, see `hold_off` for tokens
     logprobs: int | None = None  # see `engine.decode.decode`
 
     def stops(self, target: LoadedTarget) -> Stops:
         """The stop tokens and strings for a target."""
-        return Stops(() if self.ignore_stops else target.stops, self.stop_texts, target.tokenizer)
+        tokens = {*self.stop_tokens, *(() if self.ignore_stops else target.stops)}
+        return Stops(tokens, self.stop_texts, target.tokenizer, least=self.min_tokens)
+
+
+def hold_off(stops: Stops, prompt_length: int, vocab_size: int) -> Processor:
+    """A logits processor under which no stop token comes before ``stops.least`` tokens of a text."""
+    ends = mx.array([[index in stops.tokens for index in range(vocab_size)]])  # bool [1, V]
+
+    def process(tokens: mx.array, logits: mx.array) -> mx.array:
+        if tokens.shape[0] - prompt_length >= stops.least:
+            return logits
+        return mx.where(ends[:, : logits.shape[-1]], -mx.inf, logits)
+
+    return process
 
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")

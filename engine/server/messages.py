@@ -1,10 +1,10 @@
 """Anthropic's Messages: a request → a chat request, and its answer → content blocks, events and errors."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field
 from pydantic_core import from_json
 
 from engine.server import schema
@@ -141,23 +141,17 @@ class CountTokensRequest(schema.TranslatedRequest):
     tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    _ignored: tuple[str, ...] = PrivateAttr(())
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _tolerant(cls, fields: Any, parse: Callable[[Any], Self]) -> Self:
-        if not isinstance(fields, Mapping):
-            return parse(fields)
-        kept = cls.supported(fields)
-        _refuse_edits(kept.pop("context_management", None))
+    def supported(cls, fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        kept, _ = super().supported(fields)
+        _refuse_edits(kept.get("context_management"))
         if isinstance(kept.get("messages"), list):
             kept["messages"] = [
                 _supported_message(each, index) for index, each in enumerate(kept["messages"])
             ]
         kept["tools"], ignored = _client_tools(kept.get("tools"))
-        request = parse(kept)
-        request._ignored = ignored
-        return request
+        return kept, ignored
 
     def chat(self) -> schema.ChatRequest:
         """The same question as a chat request; raise Refusal."""
@@ -170,17 +164,16 @@ class CountTokensRequest(schema.TranslatedRequest):
         alone = choice is not None and choice.disable_parallel_tool_use
         form = self.output_config.format if self.output_config else None
         named = {"name": "answer", "schema": form.schema_} if form else None
-        return schema.ChatRequest.model_validate(
-            self.shared()
-            | {
-                "messages": merged([*self._turns()]),
-                "tools": [_function(tool) for tool in self.tools or []] or None,
-                "tool_choice": wanted,
-                "parallel_tool_calls": False if alone else None,
-                "response_format": {"type": "json_schema", "json_schema": named} if named else None,
-                "reasoning_effort": self._effort(),
-            }
-            | self._limits()
+        turns = merged([*self._turns()])
+        return self.as_chat(
+            messages=turns,
+            continue_final_message=turns[-1]["role"] == "assistant" or None,
+            tools=[_function(tool) for tool in self.tools or []] or None,
+            tool_choice=wanted,
+            parallel_tool_calls=False if alone else None,
+            response_format={"type": "json_schema", "json_schema": named} if named else None,
+            reasoning_effort=self._effort(),
+            **self._limits(),
         )
 
     def _limits(self) -> dict[str, Any]:
@@ -452,7 +445,9 @@ class MessagesBuilder(BlockBuilder):
         return reasons[self.finish(ended)]
 
     def _message(self, usage: MessagesUsage, content: Sequence[Content] = (), **fields: Any) -> MessageReply:
-        return MessageReply(id=self.id, model=self.model_name, content=list(content), usage=usage, **fields)
+        return MessageReply(
+            id=self.head["id"], model=self.head["model"], content=list(content), usage=usage, **fields
+        )
 
     def _usage(self, cached: int) -> MessagesUsage:
         counted = self.usage(cached)

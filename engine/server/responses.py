@@ -5,11 +5,11 @@ Conversations are kept in memory, for each API key, so that a request can name t
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag, TypeAdapter, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from engine.server import schema
 from engine.server.response import Block, BlockBuilder
@@ -189,26 +189,24 @@ class ResponsesRequest(schema.TranslatedRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     metadata: Json | None = Field(None, description="Told back.")
     user: Text | None = None
-    _ignored: tuple[str, ...] = PrivateAttr(())
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _tolerant(cls, fields: Any, parse: Callable[[Any], Self]) -> Self:
-        if not isinstance(fields, Mapping):
-            return parse(fields)
-        kept = cls.supported(fields)
+    def supported(cls, fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        kept, _ = super().supported(fields)
         _refuse_items(kept.get("input"))
         kept["tools"], ignored = _functions_of(kept.get("tools"), kept.get("tool_choice"))
         text = kept.get("text")
         if isinstance(text, Mapping) and text.get("verbosity") not in {None, "medium"}:
             raise unsupported("verbosity", "text.verbosity")
-        request = parse(kept)
-        request._ignored = ignored
-        names = [_called(tool.name, space) for space, tool in request._spaced()]
+        return kept, ignored
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [_called(tool.name, space) for space, tool in self._spaced()]
         if len(names) > MOST_TOOLS or any(len(name) > LONGEST_NAME for name in names):
             text = f"there are {len(names)} functions, or a name with its namespace is too long"
             raise invalid("tools", f"{text}; at most {MOST_TOOLS} of {LONGEST_NAME} characters are taken")
-        return request
+        return self
 
     @property
     def functions(self) -> dict[str, FunctionTool]:
@@ -250,19 +248,16 @@ class ResponsesRequest(schema.TranslatedRequest):
             wanted = {"type": "json_schema", "json_schema": form.model_dump(exclude={"type"}, by_alias=True)}
         elif form is not None:
             wanted = form.model_dump()
-        return schema.ChatRequest.model_validate(
-            self.shared()
-            | {
-                "messages": messages_of(items, self.instructions),
-                "tools": tools or None,
-                "tool_choice": choice,
-                "parallel_tool_calls": self.parallel_tool_calls,
-                "response_format": wanted,
-                "max_completion_tokens": self.max_output_tokens,
-                "reasoning_effort": self.reasoning.effort if self.reasoning else None,
-                "logprobs": LOGPROBS in (self.include or ()) or bool(self.top_logprobs) or None,
-                "top_logprobs": self.top_logprobs,
-            }
+        return self.as_chat(
+            messages=messages_of(items, self.instructions),
+            tools=tools or None,
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=wanted,
+            max_completion_tokens=self.max_output_tokens,
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            logprobs=LOGPROBS in (self.include or ()) or bool(self.top_logprobs) or None,
+            top_logprobs=self.top_logprobs,
         )
 
 
@@ -646,13 +641,13 @@ class ResponsesBuilder(BlockBuilder):
         choice = asked.tool_choice or "auto"
         form = asked.text.format if asked.text else None
         return ResponseObject(
-            id=self.id,
-            created_at=self.created,
+            id=self.head["id"],
+            created_at=self.head["created"],
             status=status,
             instructions=asked.instructions,
             max_output_tokens=asked.max_output_tokens,
             metadata=asked.metadata or {},
-            model=self.model_name,
+            model=self.head["model"],
             output=[self._item(block) for block in self.blocks] if done else [],
             parallel_tool_calls=asked.parallel_tool_calls is not False,
             previous_response_id=asked.previous_response_id,

@@ -4,22 +4,25 @@ Closing the generator midway leaves the session usable. Requests and events hold
 the engine's thread.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
 from engine.acceptance import Processor
 from engine.cache.transaction import resident
 from engine.decode import Step
+from engine.device import read_tokens
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
 from engine.external_engines.engine import OWN_CACHES, DraftCounts, ExternalEngine
-from engine.generate import Outcome, SamplingOptions, generate_in_session
+from engine.generate import Outcome, SamplingOptions, generate_in_session, hold_off
 from engine.grammar import Grammar
+from engine.logprobs import Logprobs, TokenLogprob
 from engine.registry import Channel
 from engine.sampling import Sampling
 from engine.server.schema import Drafting, unsupported
@@ -27,6 +30,7 @@ from engine.session import Session
 from engine.stops import Stops
 from engine.target.loading import LoadedTarget
 
+ECHOED_ROWS = 128  # positions of a prompt whose log-probabilities are computed at once, in float32
 FIRST_ENDED = "the answer ended with its first token"
 NOT_FASTER = "the drafter had nothing to propose, or plain steps were the faster ones here"
 
@@ -48,6 +52,38 @@ class DecodeRequest:
     bias: Mapping[int, float] = field(default_factory=dict)  # token ids to what is added to their logits
     grammar: Grammar | None = None
     owner: str = ""  # see `engine.server.sessions.SessionKey`
+    stop_tokens: tuple[int, ...] = ()  # besides the model's
+    ignore_stops: bool = False  # go on past the model's stop tokens
+    min_tokens: int = 0  # before which nothing but max_tokens ends the text
+    # alternatives to report for each token of the prompt; None for no log-probabilities of it. Nothing cached
+    # is used then.
+    prompt_logprobs: int | None = None
+
+    @property
+    def _ends(self) -> SamplingOptions:
+        return SamplingOptions(
+            self.sampling,
+            stop_texts=self.stop_texts,
+            ignore_stops=self.ignore_stops,
+            stop_tokens=self.stop_tokens,
+            min_tokens=self.min_tokens,
+            logprobs=self.logprobs,
+        )
+
+    def stops(self, target: LoadedTarget) -> Stops:
+        """What ends the text."""
+        return self._ends.stops(target)
+
+    def options(self, target: LoadedTarget) -> SamplingOptions:
+        """How tokens are chosen, and what ends the text."""
+        mlx_lm: Any = make_logits_processors
+        processors: list[Processor] = mlx_lm(dict(self.bias) or None, **self.penalties)
+        if self.min_tokens:
+            size = target.target.vocab_size
+            processors.append(hold_off(self.stops(target), len(self.prompt), size))
+        if self.grammar is not None:  # last: nothing may bring back what it forbids
+            processors.append(self.grammar.processor(len(self.prompt)))
+        return replace(self._ends, processors=tuple(processors))
 
 
 @dataclass(frozen=True)
@@ -83,7 +119,14 @@ class DecodeFailed:
     error: Exception
 
 
-Event = PrefillProgress | Step | DecodeFinished | DecodeFailed
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """How likely the next tokens of the prompt were, its first token excepted."""
+
+    records: tuple[TokenLogprob, ...]
+
+
+Event = PrefillProgress | PromptLogprobs | Step | DecodeFinished | DecodeFailed
 
 
 def decode_in_session(
@@ -100,26 +143,29 @@ def decode_in_session(
     """Decode a request in a session of its target, `chunk` prompt positions a turn."""
     started = perf_counter()
     drafter, total = session.drafter, len(request.prompt)
-    cached = done = session.resume(request.prompt)
+    echoed = None
+    if request.prompt_logprobs is not None:
+        echoed = Logprobs(request.prompt_logprobs, target.target.vocab_size)
+    cached = done = session.resume(request.prompt if echoed is None else request.prompt[:1])
     yield PrefillProgress(done, total)
     for end in (min(request.stable_prefix, total - 1), total - 1):
         while done < end:
             upto = min(done + chunk, end)
-            session.prefill(request.prompt[done:upto])
+            if echoed is None:
+                session.prefill(request.prompt[done:upto])
+            else:
+                upto = min(done + ECHOED_ROWS, upto)
+                yield PromptLogprobs(prefill_with_logprobs(session, request.prompt, done, upto, echoed))
             done = upto
             yield PrefillProgress(done, total)
         if done == request.stable_prefix:
             session.mark()
-    mlx_lm: Any = make_logits_processors
-    processors: list[Processor] = mlx_lm(dict(request.bias) or None, **request.penalties)
-    if request.grammar is not None:  # last: nothing may bring back what it forbids
-        processors.append(request.grammar.processor(total))
     steps = generate_in_session(
         target,
         session,
         request.prompt,
         request.max_tokens,
-        SamplingOptions(request.sampling, tuple(processors), request.stop_texts, logprobs=request.logprobs),
+        request.options(target),
         draft_length=draft_length,
         prefill_chunk=chunk,
         started=started,
@@ -148,6 +194,21 @@ def decode_in_session(
     )
 
 
+def prefill_with_logprobs(
+    session: Session, prompt: Sequence[int], begin: int, end: int, records: Logprobs
+) -> tuple[TokenLogprob, ...]:
+    """Prefill a part of a prompt, not its last token, and report the tokens behind each of the part.
+
+    They are the target's own: processors, which change what is generated, do not apply.
+    """
+    following = list(prompt[begin + 1 : end + 1])
+    packed = session.prefill(
+        prompt[begin:end], lambda logits: records.pack(mx.array(following, mx.int32), logits)
+    )
+    assert packed is not None  # noqa: S101 - there is something to read
+    return records.unpack(following, read_tokens(packed))
+
+
 # --- external engines: greedy, and tokens are all they give ---------------------------------------------
 
 
@@ -160,6 +221,9 @@ def check_external_request(engine: ExternalEngine, request: DecodeRequest) -> No
         "response_format": request.grammar is not None,
         "block": request.block is not None,
         "drafter": request.drafter != "default",
+        "echo": request.prompt_logprobs is not None,
+        "ignore_eos": request.ignore_stops,
+        "min_tokens": request.min_tokens > 0,
     } | dict.fromkeys(request.penalties, True)
     for name, given in asked.items():
         if given:
@@ -179,7 +243,7 @@ def decode_externally(
     """Decode a request that `check_external_request` let pass; fill `caches` and `counts` on the way."""
     started, policy = perf_counter(), request.channel.policy
     first, finish, tokens = 0.0, None, list[int]()
-    stops = Stops(target.stops, request.stop_texts, target.tokenizer)
+    stops = request.stops(target)
     stops.start(request.prompt)
     yield PrefillProgress(0, len(request.prompt))
     steps: Any = engine.generate(request.prompt, request.max_tokens, policy, caches=caches, counts=counts)

@@ -4,11 +4,13 @@ Runs on the event loop. What a request holds is given back however it ends, also
 """
 
 import asyncio
+import hashlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.responses import JSONResponse, Response
@@ -17,14 +19,15 @@ from starlette.types import Message, Receive, Send
 from engine.decode import Step
 from engine.errors import EngineError
 from engine.generate import PENALTIES
+from engine.grammar import Grammar
 from engine.registry import Channel, ModelEntry, Registry
-from engine.sampling import Sampling
+from engine.sampling import COLDEST, Sampling
 from engine.server import schema
 from engine.server.messages import MESSAGES_PATH, anthropic_error
 from engine.server.metrics import RequestRecord
-from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompt
-from engine.server.response import ResponseBuilder
-from engine.server.scheduler import Scheduler
+from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompts
+from engine.server.response import Answer, ResponseBuilder
+from engine.server.scheduler import DecodeJob, Scheduler
 from engine.server.schema import Refusal, invalid, refusal_of, refusing
 from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event
 from engine.server.sessions import LoadedModel
@@ -51,40 +54,47 @@ class RequestLimits:
     max_tokens: int = 4096  # of an answer
     default_tokens: int = 512  # … whose request says nothing
     admitted: int = 68  # requests that are served or wait
+    strict: bool = False  # refuse unknown fields, instead of ignoring those that change nothing
 
 
 class EventQueue:
-    """The events of one request for the event loop, woken only while it waits, to get several at once."""
+    """The events of a request for the event loop, each with the number of its choice.
 
-    def __init__(self) -> None:
+    The loop is woken only while it waits, to get several at once.
+    """
+
+    def __init__(self, choices: int = 1) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
-        self._events: deque[Event] = deque()
+        self._events: deque[tuple[int, Event]] = deque()
         self._waiting = False
+        self._open = choices  # that have not ended; 0 once one has failed
 
-    def put(self, event: Event) -> None:
+    def put(self, event: Event, choice: int = 0) -> None:
         """Add an event, from any thread; where the loop has ended already it is dropped."""
-        self._events.append(event)
-        if self._waiting or isinstance(event, ENDS):
+        self._events.append((choice, event))
+        if isinstance(event, ENDS):
+            self._open = 0 if isinstance(event, DecodeFailed) else self._open - 1
+        if self._waiting or self._open <= 0:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     async def pause(self, seconds: float) -> None:
         """Wait so long, or until the last event comes."""
-        await self._wait(lambda: bool(self._events) and isinstance(self._events[-1], ENDS), seconds)
+        await self._wait(lambda: self._open <= 0, seconds)
 
-    async def next(self, seconds: float | None = None) -> list[Event]:
+    async def next(self, seconds: float | None = None) -> list[tuple[int, Event]]:
         """Return the events there are, none after a timeout; raise a failed request's error after them."""
         self._waiting = True
         try:
             await self._wait(lambda: bool(self._events), seconds)
         finally:
             self._waiting = False
-        found: list[Event] = []
-        while self._events and not (found and isinstance(self._events[0], DecodeFailed)):
-            event = self._events.popleft()
+        found: list[tuple[int, Event]] = []
+        while self._events and not (found and isinstance(self._events[0][1], DecodeFailed)):
+            choice, event = self._events.popleft()
             if isinstance(event, DecodeFailed):
                 raise event.error
-            found.append(event)
+            found.append((choice, event))
         return found
 
     async def _wait(self, ready: Callable[[], bool], seconds: float | None) -> None:
@@ -115,6 +125,10 @@ class Service:
         self, request: schema.AnyRequest, record: RequestRecord
     ) -> Iterator[tuple[ModelEntry, Channel]]:
         """Return what the request names, and count it; raise Refusal where there is no room for it."""
+        unknown = [name for name in request.ignored if name not in schema.WITHOUT_EFFECT]
+        if self.limits.strict and unknown:
+            text = f"{unknown[0]} is unknown here; leave it out"
+            raise invalid(unknown[0], text, code="unknown_parameter")
         channel, known = request.kv_channel, self.registry.channels
         if channel is not None and channel not in known and not self.registry.spells_policy(channel):
             # 400, where an id has 404
@@ -136,22 +150,27 @@ class Service:
     @asynccontextmanager
     async def job(
         self, request: schema.AnyRequest, record: RequestRecord, new_builder: NewBuilder
-    ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
-        """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it."""
+    ) -> AsyncIterator[tuple[Answer, EventQueue]]:
+        """Have the choices of a request decoded; leaving the block before all have ended cancels them."""
         with self._admitted(request, record) as (entry, channel):
-            lease, job = self.scheduler.lease(entry), None
+            # all at once: one asked for later could wait for a request that waits for this one's model
+            count = request.prompt_count * request.decoded_choices
+            leases = [self.scheduler.lease(entry) for _ in range(count)]
+            jobs: list[DecodeJob] = []
             try:
                 with refusing("model"):
-                    model = await asyncio.wrap_future(lease.granted)
-                builder = await self._prepare(request, model, channel, record.owner, new_builder)
-                record.prompt_tokens = len(builder.decoded.prompt)
-                events = EventQueue()
-                job = self.scheduler.submit(lease, builder.decoded, events.put)
-                yield builder, events
+                    model, *_ = [await asyncio.wrap_future(lease.granted) for lease in leases]
+                builders = await self._prepare(request, model, channel, record.owner, new_builder)
+                answer, events = Answer(builders), EventQueue(len(builders))
+                record.prompt_tokens = answer.usage().prompt_tokens
+                for choice, (lease, builder) in enumerate(zip(leases, builders, strict=True)):
+                    deliver = partial(events.put, choice=choice)
+                    jobs.append(self.scheduler.submit(lease, builder.decoded, deliver))
+                yield answer, events
             finally:
-                if job is None:
+                for lease in leases[len(jobs) :]:
                     self.scheduler.release(lease)
-                else:
+                for job in jobs:
                     job.cancelled.set()
 
     async def count_tokens(self, request: schema.ChatRequest, record: RequestRecord) -> int:
@@ -161,15 +180,16 @@ class Service:
             try:
                 with refusing("model"):
                     model = await asyncio.wrap_future(lease.granted)
-                return len((await self._prompt(request, model)).tokens)
+                (prompt,) = await self._prompts(request, model)
+                return len(prompt.tokens)
             finally:
                 self.scheduler.release(lease)
 
-    async def _prompt(self, request: schema.AnyRequest, model: LoadedModel) -> RenderedPrompt:
+    async def _prompts(self, request: schema.AnyRequest, model: LoadedModel) -> list[RenderedPrompt]:
         run = asyncio.get_running_loop().run_in_executor
         if isinstance(request, schema.ChatRequest):
-            return await run(self._tokenizing, chat_prompt, request, model)
-        return await run(self._tokenizing, text_prompt, request, model)
+            return [await run(self._tokenizing, chat_prompt, request, model)]
+        return await run(self._tokenizing, text_prompts, request, model)
 
     async def _prepare(
         self,
@@ -178,53 +198,84 @@ class Service:
         channel: Channel,
         owner: str,
         new_builder: NewBuilder,
-    ) -> ResponseBuilder:
+    ) -> list[ResponseBuilder]:
+        """Make what builds the answers of all choices, a prompt's behind one another; raise Refusal."""
         run = asyncio.get_running_loop().run_in_executor
         if isinstance(request, schema.ChatRequest):
             logprobs = (request.top_logprobs or 0) if request.logprobs else None
         else:
             logprobs = request.logprobs
-        prompt = await self._prompt(request, model)
-        grammar = None
+        prompts = await self._prompts(request, model)
+        grammars: list[Grammar | None] = [None] * len(prompts)
         if needs_grammar(request):
-            grammar = await run(self._compiling, grammar_of, request, model, prompt)
+            grammars = [await run(self._compiling, grammar_of, request, model, prompt) for prompt in prompts]
         bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
         model.refuse_tokens("logit_bias", bias)
+        model.refuse_tokens("stop_token_ids", request.stop_token_ids or ())
         block = model.block if request.block is None and request.drafter != "none" else request.block
-        decode_request = DecodeRequest(
-            prompt=prompt.tokens,
-            stable_prefix=prompt.stable_prefix,
-            max_tokens=self._max_tokens(request, model, prompt),
+        ranked = request.decoded_choices > request.kept_choices
+        shared = DecodeRequest(
+            prompt=[],
+            stable_prefix=0,
+            max_tokens=1,
             channel=channel,
             drafter=request.drafter or "default",
             block=None if block == "auto" else block,
             sampling=_sampling(request),
             stop_texts=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
-            logprobs=logprobs,
+            stop_tokens=tuple(request.stop_token_ids or ()),
+            ignore_stops=bool(request.ignore_eos),
+            min_tokens=request.min_tokens or 0,
+            logprobs=0 if logprobs is None and ranked else logprobs,
+            prompt_logprobs=logprobs if isinstance(request, schema.TextRequest) and request.echo else None,
             penalties={name: value for name in PENALTIES if (value := getattr(request, name))},
             bias=bias,
-            grammar=grammar,
             owner=owner,
         )
-        return new_builder(request, model, prompt, decode_request)
+        return [
+            new_builder(
+                request,
+                model,
+                prompt,
+                replace(
+                    shared,
+                    prompt=prompt.tokens,
+                    stable_prefix=prompt.stable_prefix,
+                    max_tokens=self._max_tokens(request, model, prompt),
+                    grammar=grammar,
+                    sampling=sampling,
+                ),
+            )
+            for prompt, grammar in zip(prompts, grammars, strict=True)
+            for sampling in _samplings(shared.sampling, request.decoded_choices)
+        ]
 
     def _max_tokens(self, request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> int:
-        param, wanted, most = "max_tokens", request.max_tokens, self.limits.max_tokens
-        if isinstance(request, schema.ChatRequest) and request.max_completion_tokens is not None:
-            param, wanted = "max_completion_tokens", request.max_completion_tokens
-        if wanted is not None and wanted > most:
-            raise invalid(param, f"{param} must be at most {most} on this server, not {wanted}")
-        count = wanted or min(self.limits.default_tokens, most)
+        """What the request wants, or as much as the server and the model's context leave of it.
+
+        1 for a request of none, which the answer leaves out: the engine decodes at least one.
+        """
+        most, wanted = self.limits.max_tokens, request.wanted_tokens
+        count = min(self.limits.default_tokens if wanted is None else max(wanted, 1), most)
         return count if model.context is None else min(count, model.context - len(prompt.tokens))
 
 
 def _sampling(request: schema.CompletionRequest) -> Sampling:
     given = {name: getattr(request, name) for name in ("temperature", "top_p", "min_p", "top_k")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given.get("temperature", 0) < COLDEST or given.get("top_p") == 0:  # both leave the likeliest token
+        given = {}
     seed = None if request.seed is None else request.seed % 2**63  # clients send negative ones too
-    sampling = Sampling(**{name: value for name, value in given.items() if value is not None}, seed=seed)
-    with refusing("temperature"):
-        sampling.check()
-    return sampling
+    return Sampling(**given, seed=seed)
+
+
+def _samplings(first: Sampling, count: int) -> Iterator[Sampling]:
+    """The sampling of each choice of a prompt: where there is a seed, the others' are derived from it."""
+    for choice in range(count):
+        seed = first.seed
+        if choice and seed is not None:
+            seed = int.from_bytes(hashlib.sha256(f"{seed}:{choice}".encode()).digest()[:8]) % 2**63
+        yield replace(first, seed=seed)
 
 
 class CompletionResponse(Response):
@@ -275,9 +326,9 @@ class CompletionResponse(Response):
     async def _answer(self, send: Send) -> None:
         try:
             job = self._service.job(self._request, self._record, self._new_builder)
-            async with job as (builder, events):
-                answer = self._stream if self._request.stream else self._whole
-                await answer(send, builder, events)
+            async with job as (answer, events):
+                respond = self._stream if self._request.stream else self._whole
+                await respond(send, answer, events)
         except EngineError as error:
             await self._refuse(send, refusal_of(error))
         except TimeoutError:  # the client accepts nothing
@@ -286,53 +337,50 @@ class CompletionResponse(Response):
             await self._refuse(send, BUG)
             raise
 
-    async def _whole(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
-        while True:
-            batch = await events.next()
-            builder.hear(self._steps(batch))
-            if isinstance(ended := batch[-1], DecodeFinished):
-                body = builder.complete(ended).model_dump_json().encode()
-                self._note(builder, ended)
-                self._record.status = 200
-                await Response(body, media_type="application/json")({"type": "http"}, NO_RECEIVE, send)
-                return
+    async def _whole(self, send: Send, answer: Answer, events: EventQueue) -> None:
+        while not answer.ended:
             if self._record.first_s is not None:
                 await events.pause(PAUSE_S)
+            answer.hear(self._counted(await events.next()))
+        body = answer.complete().model_dump_json().encode()
+        self._note(answer)
+        self._record.status = 200
+        await Response(body, media_type="application/json")({"type": "http"}, NO_RECEIVE, send)
 
-    async def _stream(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
+    async def _stream(self, send: Send, answer: Answer, events: EventQueue) -> None:
         batch = await events.next(KEEPALIVE_S)
         self._record.status = 200
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
-        self._builder = builder
-        body = _framed(builder, builder.begin())
-        while not (batch and isinstance(batch[-1], DecodeFinished)):
-            body += _framed(builder, builder.take(self._steps(batch))) if batch else builder.waiting
+        self._builder = first = answer.first
+        body = _framed(first, answer.begin())
+        while True:
+            body += _framed(first, answer.take(self._counted(batch))) if batch else first.waiting
+            if answer.ended:
+                break
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             if self._record.first_s is not None:
                 await events.pause(PAUSE_S)
             batch, body = await events.next(KEEPALIVE_S), b""
-        ended = batch[-1]
-        body += _framed(builder, builder.take(self._steps(batch))) + _framed(builder, builder.end(ended))
-        self._note(builder, ended)
-        await send({"type": "http.response.body", "body": body + builder.done})
+        self._note(answer)
+        await send({"type": "http.response.body", "body": body + first.done})
 
-    def _steps(self, batch: Sequence[Event]) -> list[Step]:
-        steps = [event for event in batch if isinstance(event, Step)]
-        if steps:
+    def _counted(self, batch: list[tuple[int, Event]]) -> list[tuple[int, Event]]:
+        if steps := [event for _, event in batch if isinstance(event, Step)]:
             self._record.add_tokens(sum(len(step.tokens) for step in steps))
-        return steps
+        return batch
 
-    def _note(self, builder: ResponseBuilder, ended: DecodeFinished) -> None:
-        record, how = self._record, builder.provenance(ended)
-        record.completion_tokens, record.cached_tokens = len(builder.tokens), ended.cached_tokens
-        record.drafter, record.finish = how.drafter, builder.finish(ended)
+    def _note(self, answer: Answer) -> None:
+        record, how, usage = self._record, answer.provenance(), answer.usage()
+        record.completion_tokens = usage.completion_tokens
+        record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        record.drafter, record.finish = how.drafter, answer.finish
         record.verify_rounds = how.verify_rounds
         if how.drafted is not None:  # accepted drafts are counted as a part of those
             record.drafted, record.accepted = how.drafted, how.accepted
         if self._log_content:
-            answer = builder.parsed.content
-            record.content = {"request": self._request.model_dump_json(), "answer": answer}
+            said = "\n".join(builder.parsed.content for builder in answer.builders)
+            record.content = {"request": self._request.model_dump_json(), "answer": said}
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         """Send an error document with its status, or as the last event of a stream that has started."""
