@@ -10,7 +10,7 @@ never accepted. The tokens are those each would have had alone: the likeliest, t
 from the target's distribution. Drafters draft for one sequence at a time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -131,6 +131,7 @@ def _share(caches: list[Any], sequences: int, own: SequenceDecoder, restored: in
 
 
 Steps = list[tuple[SequenceDecoder, Step | Exception]]
+DraftLengths = Callable[[Sequence[SequenceDecoder]], DraftLength]  # of a batch of these sequences
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,11 @@ class _Launched:
 class BatchDecoder:
     """The rounds of sequences of one target whose caches have one layout, see `engine.cache.batch.layout_of`.
 
-    A sequence with a `FixedDraftLength` keeps to it. For the others, ``draft_lengths`` gives what chooses for
-    so many sequences: a block costs a batch something else than one sequence.
+    A sequence with a `FixedDraftLength` keeps to it. For the others, ``draft_lengths`` gives what chooses: a
+    block costs a batch something else than one sequence.
     """
 
-    def __init__(self, target: Target, draft_lengths: Callable[[int], DraftLength]) -> None:
+    def __init__(self, target: Target, draft_lengths: DraftLengths) -> None:
         self.target, self.rows = target, list[SequenceDecoder]()
         self._draft_lengths, self._opened = draft_lengths, ExitStack()
         self._transaction: BatchTransaction | None = None
@@ -185,10 +186,9 @@ class BatchDecoder:
         return self._transaction.caches if self._transaction is not None else []
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the merged caches and of the drafters' states."""
-        drafters = (row.session.drafter for row in self.rows)
-        return resident(self.caches)[1] + sum(drafter.nbytes for drafter in drafters if drafter is not None)
+    def is_ahead(self) -> bool:
+        """Whether a plain step is on its way, which the next `step` finishes."""
+        return self._ahead is not None
 
     # --- who takes part ----------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class BatchDecoder:
             self._opened = opened.pop_all()
 
     def _resize(self) -> None:
-        chosen = self._draft_lengths(len(self.rows))
+        chosen = self._draft_lengths(self.rows)
         if chosen is not self._draft_length:
             self._draft_length = chosen
             chosen.start()
@@ -465,3 +465,82 @@ def _read(packed: list[mx.array]) -> list[list[int]]:
     """Read arrays of integers in one transfer."""
     values = iter(read_tokens(mx.concatenate(packed)))
     return [[next(values) for _ in range(array.shape[0])] for array in packed]
+
+
+class ContinuousBatch:
+    """Sequences that come and go: one is decoded by itself in its session, several are in a batch."""
+
+    def __init__(self, target: Target, draft_lengths: DraftLengths) -> None:
+        """See `BatchDecoder`."""
+        self._batch = BatchDecoder(target, draft_lengths)
+        self._alone: SequenceDecoder | None = None
+        self._rounds: Iterator[Step] = iter(())  # of the one alone
+        self._joining: list[SequenceDecoder] = []
+
+    @property
+    def rows(self) -> list[SequenceDecoder]:
+        """The sequences, those that join with the next round included."""
+        return [*([self._alone] if self._alone else []), *self._batch.rows, *self._joining]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch's merged caches; those of a sequence by itself are its session's."""
+        return resident(self._batch.caches)[1]
+
+    def add(self, row: SequenceDecoder) -> None:
+        """Let a sequence that has its first token take part from the next round on."""
+        self._joining.append(row)
+
+    def remove(self, row: SequenceDecoder) -> None:
+        """Let a sequence go between two rounds, with its caches in its session."""
+        if row is self._alone:
+            self._end_alone()
+        elif row in self._joining:
+            self._joining.remove(row)
+        else:
+            self._batch.leave([row])
+
+    def step(self) -> Steps:
+        """One round of all; see `BatchDecoder.step`. Those that ended are to be removed before the next."""
+        batch = self._batch
+        if self._joining or len(batch.rows) == 1:
+            if batch.is_ahead:  # a plain step is on its way for those that are there
+                return batch.step(ahead=False)
+            self._regroup()
+        row = self._alone
+        if row is None:
+            return batch.step()
+        try:
+            return [(row, next(self._rounds))]
+        except Exception as error:
+            row.finish = "error"
+            return [(row, error)]
+
+    def close(self) -> None:
+        """Restore the target's layers."""
+        self._end_alone()
+        self._batch.close()
+
+    def _regroup(self) -> None:
+        rows = self.rows
+        if len(rows) == 1:
+            self._batch.leave(self._batch.rows)
+            [self._alone] = rows
+            self._rounds = _rounds_alone(rows[0])
+        else:
+            joining = [row for row in rows if row not in self._batch.rows]
+            self._end_alone()
+            self._batch.join(joining)
+        self._joining.clear()
+
+    def _end_alone(self) -> None:
+        self._alone, rounds = None, self._rounds
+        self._rounds = iter(())
+        if isinstance(rounds, Generator):
+            rounds.close()
+
+
+def _rounds_alone(row: SequenceDecoder) -> Generator[Step]:
+    """Rounds in the sequence's own session; closed, it leaves there all but the last token."""
+    with row.session.guarded():
+        yield from row.rounds()

@@ -5,7 +5,7 @@ time: an interrupt never meets the engine midway, and the session keeps what is 
 A turn to which nothing was said leaves the conversation as it was.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,11 +21,11 @@ from engine.errors import ConfigurationError, PromptError
 from engine.generate import THINKING_NAMES, ChatSwitches
 from engine.registry import SEPARATOR, ModelEntry, Places, Registry, check_located, fetch, locate
 from engine.sampling import Sampling
-from engine.server.parsing import ParsedText
+from engine.server.parsing import ParsedText, Piece
 from engine.server.prompting import RenderedPrompt, chat_prompt, has_switch
 from engine.server.response import ChatResponseBuilder
 from engine.server.scheduler import Scheduler, SchedulerLimits
-from engine.server.schema import ChatChunk, ChatRequest, Message, Provenance, Refusal, Reply, Usage
+from engine.server.schema import ChatRequest, Message, Provenance, Refusal, Usage
 from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event, PrefillProgress
 from engine.server.sessions import LoadedModel
 
@@ -110,7 +110,8 @@ class Transcript:
             raise PromptError(f"{file} cannot be read: {error}") from None
         lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         turns = [
-            _parsed(f"{file}, line {number}", Message.model_validate_json, line) for number, line in lines
+            _parsed(f"{file}, line {number}", partial(Message.model_validate_json, extra="forbid"), line)
+            for number, line in lines
         ]
         if not turns:
             raise PromptError(f"{file} holds no message")
@@ -297,7 +298,7 @@ def _listen(
     """Tell an answer as it comes, until it has ended or is stopped; return the turn."""
     cached, said, ended = None, ParsedText(), None
     while ended is None and (event := events.get()) is not None:
-        replies: Iterable[Reply] = ()
+        parsed = ParsedText()
         match event:
             case DecodeFailed():
                 raise event.error
@@ -305,22 +306,25 @@ def _listen(
                 cached = event.done if cached is None else cached
                 yield event
             case Step():
-                replies = builder.take([event])
+                parsed = _as_text(builder.hear([event]))
             case DecodeFinished():
-                ended, replies = event, builder.end(event)
-        for piece in filter(None, map(_piece, replies)):
-            said += piece
-            yield piece
+                ended, parsed = event, _as_text(builder.rest(event))
+        if parsed:
+            said += parsed
+            yield parsed
     if ended is None:
         return Turn(said.content, said.reasoning, INTERRUPTED, builder.usage(cached or 0), None)
     usage, provenance = builder.usage(ended.cached_tokens), builder.provenance(ended)
     return Turn(said.content, said.reasoning, ended.outcome.finish, usage, provenance)
 
 
-def _piece(reply: Reply) -> ParsedText:
-    """A reply's text; a tool call, for which there was no tool, is text too."""
-    if not isinstance(reply, ChatChunk) or not reply.choices:
-        return ParsedText()
-    delta = reply.choices[0].delta
-    calls = [f"{call.function.name}({call.function.arguments})" for call in delta.tool_calls or []]
-    return ParsedText("".join([delta.content or "", *calls]), delta.reasoning or "")
+def _as_text(parsed: ParsedText) -> ParsedText:
+    """The same, with tool calls, for which there was no tool, as text."""
+    found = ParsedText()
+    for piece in parsed.pieces:
+        if (call := piece.call) is None:
+            found.add(piece)
+        else:
+            text = f"{call.name}(" if piece.begins else ""
+            found.add(Piece("content", f"{text}{piece.text}{')' if piece.complete else ''}"))
+    return found

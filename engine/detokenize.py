@@ -70,9 +70,12 @@ class TextEnds:
 
     tokens: Collection[int]
     texts: tuple[str, ...]
+    least = 0  # tokens before which no string ends a text
 
-    def first_in(self, text: str) -> int | None:
-        """Where the first stop string in a text begins."""
+    def first_in(self, text: str, count: int) -> int | None:
+        """Where the first stop string in a text of so many tokens begins."""
+        if count < self.least:
+            return None
         return min((at for stop in self.texts if (at := text.find(stop)) >= 0), default=None)
 
     def partial_in(self, text: str) -> int:
@@ -96,13 +99,18 @@ class TextStream:
         self._decoder = IncrementalDecoder(tokenizer, prompt)
         self._stops = stops
         self._held = ""  # final, but perhaps part of a stop string
-        self.ended = False  # by a stop string
+        self.stopped_by: str | None = None  # the stop string that ended it
         self.given = 0  # characters that became certain
         self.begins: list[int] = []  # of every token, where its text begins
 
     def add(self, tokens: Sequence[int]) -> str:
         """Text that became certain with these tokens, possibly none."""
         return "".join([self._add(token) for token in tokens])
+
+    @property
+    def ended(self) -> bool:
+        """Whether a stop string ended it."""
+        return self.stopped_by is not None
 
     def finish(self) -> str:
         """What was still held back."""
@@ -117,8 +125,8 @@ class TextStream:
         self.begins.append(max([begin, *self.begins[-1:]]))
         if stopped:
             return ""
-        if (end := self._stops.first_in(text)) is not None:
-            self.ended = True
+        if (end := self._stops.first_in(text, len(self.begins))) is not None:
+            self.stopped_by = next(stop for stop in self._stops.texts if text.startswith(stop, end))
             return self._give(text[:end])
         certain = self._held[: len(self._held) - self._stops.partial_in(self._held)]
         self._held = self._held[len(certain) :]

@@ -10,6 +10,7 @@ from math import isfinite
 from time import perf_counter
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
 from engine.acceptance import Processor
@@ -143,6 +144,8 @@ class SamplingOptions:
     processors: tuple[Processor, ...] = ()
     stop_texts: tuple[str, ...] = ()
     ignore_stops: bool = False  # go on past the model's stop tokens
+    stop_tokens: tuple[int, ...] = ()  # further ones
+    min_tokens: int = 0  # before which no stop string ends the text, see `hold_off` for tokens
     logprobs: int | None = None  # see `engine.decode.decode`
 
     def sampler(self) -> Sampler | None:
@@ -153,7 +156,20 @@ class SamplingOptions:
 
     def stops(self, target: LoadedTarget) -> Stops:
         """The stop tokens and strings for a target."""
-        return Stops(() if self.ignore_stops else target.stops, self.stop_texts, target.tokenizer)
+        tokens = {*self.stop_tokens, *(() if self.ignore_stops else target.stops)}
+        return Stops(tokens, self.stop_texts, target.tokenizer, least=self.min_tokens)
+
+
+def hold_off(stops: Stops, prompt_length: int, vocab_size: int) -> Processor:
+    """A logits processor under which no stop token comes before ``stops.least`` tokens of a text."""
+    ends = mx.array([[index in stops.tokens for index in range(vocab_size)]])  # bool [1, V]
+
+    def process(tokens: mx.array, logits: mx.array) -> mx.array:
+        if tokens.shape[0] - prompt_length >= stops.least:
+            return logits
+        return mx.where(ends[:, : logits.shape[-1]], -mx.inf, logits)
+
+    return process
 
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -287,18 +303,11 @@ def generate_in_session(
     See `generate` and `engine.decode.decode`; ``started`` is when the prefill began, by `perf_counter`.
     """
     options = options or SamplingOptions()
-    stops, drafter = options.stops(target), session.drafter
-    forwards_before = drafter.forwards if drafter else 0
-    stream = TextStream(target.tokenizer, stops, prompt) if text else None
-    tokens: list[int] = []
-    rounds: list[Round] = []
-    pieces: list[str] = []
-    piece, outcome = "", None
-    started = perf_counter() if started is None else started
-    first = 0.0
+    stops = options.stops(target)
+    record = OutcomeRecord(target, session, prompt, stops if text else None, started)
     steps = decode(
         target.target,
-        drafter,
+        session.drafter,
         prompt,
         max_tokens=max_tokens,
         stops=stops,
@@ -310,37 +319,69 @@ def generate_in_session(
         session=session,
         diagnosis=diagnosis,
     )
+    finish = None
     with closing(steps):
         for step in steps:
-            last = perf_counter()
-            first = first or last
-            tokens.extend(step.tokens)
-            if step.round is not None:
-                rounds.append(step.round)
-            if stream is not None:
-                piece = stream.add(step.tokens) + (stream.finish() if step.finish else "")
-                pieces.append(piece)
-            if step.finish:
-                classes, nbytes = resident(session.caches)
-                outcome = Outcome(
-                    tokens=tokens,
-                    text="".join(pieces),
-                    finish=step.finish,
-                    prefill_s=first - started,
-                    decode_s=last - first,
-                    rounds=rounds,
-                    path=f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode",
-                    cache_classes=classes,
-                    resident_bytes=nbytes,
-                    kv=kv_use(session.caches),
-                    kept=kept_positions(session.caches),
-                    restored=session.restored,
-                    drafter_forwards=drafter.forwards - forwards_before if drafter else 0,
-                    drafter_resident_bytes=drafter.nbytes if drafter else 0,
-                )
-            yield TextStep(step.tokens, step.round, step.finish, step.logprobs, piece, outcome)
-    if outcome is None:
+            finish = step.finish
+            yield record.add(step)
+    if finish is None:
         raise GenerationError("the text did not come to an end")
+
+
+class OutcomeRecord:
+    """Collects the steps of one text, and at its end what they cost."""
+
+    def __init__(
+        self,
+        target: LoadedTarget,
+        session: Session,
+        prompt: Sequence[int],
+        stops: Stops | None,
+        started: float | None = None,
+    ) -> None:
+        """Begin with a prefill that ``started`` then, by `perf_counter`; without stops there is no text."""
+        drafter = session.drafter
+        self._session, self._forwards = session, drafter.forwards if drafter else 0
+        self._stream = TextStream(target.tokenizer, stops, prompt) if stops else None
+        self._tokens, self._rounds, self._pieces = list[int](), list[Round](), list[str]()
+        self._started = perf_counter() if started is None else started
+        self._first: float | None = None
+
+    def add(self, step: Step) -> TextStep:
+        """Note a step, the last one while the session has the caches of the text."""
+        last = perf_counter()
+        if self._first is None:
+            self._first = last
+        self._tokens.extend(step.tokens)
+        if step.round is not None:
+            self._rounds.append(step.round)
+        piece, outcome = "", None
+        if self._stream is not None:
+            piece = self._stream.add(step.tokens) + (self._stream.finish() if step.finish else "")
+            self._pieces.append(piece)
+        if step.finish:
+            outcome = self._outcome(step.finish, self._first, last)
+        return TextStep(step.tokens, step.round, step.finish, step.logprobs, piece, outcome)
+
+    def _outcome(self, finish: str, first: float, last: float) -> Outcome:
+        session, drafter = self._session, self._session.drafter
+        classes, nbytes = resident(session.caches)
+        return Outcome(
+            tokens=self._tokens,
+            text="".join(self._pieces),
+            finish=finish,
+            prefill_s=first - self._started,
+            decode_s=last - first,
+            rounds=self._rounds,
+            path=f"speculative:{drafter.name}" if drafter else "plain:kakeya.decode",
+            cache_classes=classes,
+            resident_bytes=nbytes,
+            kv=kv_use(session.caches),
+            kept=kept_positions(session.caches),
+            restored=session.restored,
+            drafter_forwards=drafter.forwards - self._forwards if drafter else 0,
+            drafter_resident_bytes=drafter.nbytes if drafter else 0,
+        )
 
 
 def token_limit(target: LoadedTarget, prompt_tokens: int, max_tokens: int) -> int:

@@ -150,6 +150,13 @@ class Mask:
         self._consumed += self._matcher.try_consume_tokens(fresh[: next(ends, len(fresh))])
 
 
+def regex_rule(regex: str) -> str:
+    """A regular expression as the right side of a rule in Lark; ConfigurationError for one that is none."""
+    with wrap_errors(_unusable):
+        source = json.loads(LLMatcher.grammar_from_regex(_checked_length(regex)))
+        return str(source["grammars"][0]["lark_grammar"]).removeprefix("start: ")
+
+
 def nameless(text: str) -> str:
     """The same JSON with no string that looks like the name of a token, since the trial replaces these."""
     return text.replace("<[", r"\u003c[")

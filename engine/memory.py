@@ -577,15 +577,15 @@ def fit(
     return MemoryFit(positions, model.weights, row["cache_bytes"], drafting, free)
 
 
-def require_memory(path: Path, *, quantize: str | None = None, **run: Any) -> None:
-    """Raise MachineError, with a way out, where a run of `fit` would need more than is free.
+def require_memory(path: Path, *, quantize: str | None = None, **run: Any) -> MemoryFit:
+    """Return what a run of `fit` needs; raise MachineError, with a way out, where that is more than is free.
 
     InputError for a folder or switches that loading would refuse, too, so that it does not begin.
     """
     with wrap_errors(lambda why: ModelError(f"{path}: the memory it takes cannot be predicted: {why}")):
         found = fit(path, quantize=quantize, **run)
         if found.fits:
-            return
+            return found
         ways = ways_out(path, found, quantize=quantize, **run)
     raise MachineError(f"{path} does not fit in memory: {verdict(found)}; {ways}")
 

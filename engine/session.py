@@ -174,8 +174,17 @@ class Session(AbstractContextManager["Session"]):
         if snapshot.drafter is not None:
             self.drafter = snapshot.drafter.fork()
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Compute a part of a prompt, for good; where that fails, the session starts over."""
+    def prefill(
+        self, tokens: Sequence[int], read: Callable[[mx.array], mx.array] | None = None
+    ) -> mx.array | None:
+        """Compute a part of a prompt, for good; where that fails, the session starts over.
+
+        Returns what ``read`` makes of its logits [N, V], which nothing else computes. ValueError for one with
+        a restoration, whose forwards have none.
+        """
+        if read is not None and self._restoration is not None:
+            raise ValueError("a session that restores keys and values has no logits of its prompt")
+        found = None
         restoration = self._restoration
         size = restoration.chunk if restoration else len(tokens)
         for done in range(0, len(tokens), size):
@@ -183,18 +192,20 @@ class Session(AbstractContextManager["Session"]):
             try:
                 fed = mx.array([[*uncached, *part]], mx.int32)
                 if restoration is None:
-                    _, rows = self.forward(fed)
+                    logits, rows = self.forward(fed)
+                    found = None if read is None else read(logits[0, len(uncached) :])
                 else:  # and restore what this pushes out of the window
                     rows = restoration.forward(fed, self.caches, self._hooks, len(part), len(self.tokens))
                 self.transaction.settle()
                 waiting = restoration.waiting if restoration else None
                 # not for the rows: what a drafter alone reads of the last layers is computed when it drafts
-                wait([cache.state for cache in self.caches], waiting)
+                wait([cache.state for cache in self.caches], waiting, found)
             except BaseException:
                 self._start_over()
                 raise
             self.note(part, rows if rows is None else rows[:, len(uncached) :])
             mx.clear_cache()
+        return found
 
     def forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
         """One forward over [1, N] tokens: logits [1, N, V] and hidden states."""

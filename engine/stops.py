@@ -11,15 +11,24 @@ class Stops(TextEnds):
     """Stop tokens and stop strings of one sequence at a time."""
 
     def __init__(
-        self, tokens: Collection[int] = (), texts: Sequence[str] = (), tokenizer: Any | None = None
+        self,
+        tokens: Collection[int] = (),
+        texts: Sequence[str] = (),
+        tokenizer: Any | None = None,
+        *,
+        least: int = 0,
     ) -> None:
-        """End at any of ``tokens``, or where the generated text holds one of ``texts``."""
+        """End at any of ``tokens``, or where the generated text holds one of ``texts``.
+
+        No string that is complete before so many tokens as ``least`` ends a text.
+        """
         if not all(texts):
             raise ConfigurationError("a stop string must not be empty")
         if texts and tokenizer is None:
             raise ConfigurationError("stop strings need a tokenizer")
         self.tokens = frozenset(tokens)
         self.texts = tuple(texts)
+        self.least = least
         self._tokenizer = tokenizer
         self.start()
 
@@ -27,6 +36,7 @@ class Stops(TextEnds):
         """Begin a new text, which continues a prompt."""
         self._decoder = IncrementalDecoder(self._tokenizer, prompt) if self.texts else None
         self._tail = ""  # final text that may be the beginning of a stop string
+        self._count = 0  # tokens of the text
 
     def find(self, tokens: Sequence[int]) -> int | None:
         """Note emitted tokens; how many there are up to the one that ends the text, None if it goes on."""
@@ -39,7 +49,8 @@ class Stops(TextEnds):
         """Whether the text, if it ended with this token, would hold a stop string."""
         if self._decoder is None:
             return False
+        self._count += 1
         self._tail += self._decoder.add(token)
-        found = self.first_in(self._tail + self._decoder.pending) is not None
+        found = self.first_in(self._tail + self._decoder.pending, self._count) is not None
         self._tail = self._tail[len(self._tail) - self.partial_in(self._tail) :]
         return found

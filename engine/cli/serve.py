@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 
+from engine.cli.client_setup import CONFIGURATIONS, KEY_VARIABLE, configuration
 from engine.cli.options import PATH, flag, option, prepare, registry_options, several, take, take_registry
 from engine.errors import ConfigurationError
-
-KEY_VARIABLE = "KAKEYA_API_KEY"
 
 
 def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None) -> int | None:
@@ -27,12 +26,14 @@ def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None)
 @option("--host", "Address; any but this machine's own needs a key.", "127.0.0.1")
 @option("--port", "0 selects a free one.", 8080)
 @option("--api-key-file", "API keys, one a line.", type=PATH)
+@option("--metrics-key-file", "Keys that open /metrics of all API keys, and nothing else.", type=PATH)
 @several("--allow-host", "A further name of this server, for local proxies.", dest="allowed_hosts")
 @several("--allow-origin", "Let web pages of this origin send requests (CORS).", dest="allowed_origins")
 @option("--max-body", "MiB of a request.", 1.0, dest="largest_body", callback=_mib)
 @option("--max-tokens", "Largest max_tokens of a request.", 4096)
 @option("--default-tokens", "… where a request does not say.", 512)
-@option("--parallel", "Requests that take turns.", 4)
+@option("--parallel", "Requests decoded at once [default: as many as fit in memory, at most 32].", type=int)
+@flag("--strict", "Refuse unknown fields, instead of ignoring those that change nothing.")
 @option("--queue", "Requests that may wait; more are refused.", 64)
 @option("--models", "Models in memory at once.", 1)
 @option("--cache-sessions", "Snapshots of prompts kept in memory, about two a request.", 32, dest="sessions")
@@ -48,6 +49,12 @@ def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None)
 @option("--prefill-chunk", "Prompt positions a turn.", 512, dest="chunk")
 @option("--grace", "Seconds to finish in, when stopped.", 30.0, dest="grace_s")
 @flag("--log-content", "Write prompts and answers to the log.")
+@option(
+    "--for",
+    "Print the configuration that connects a client to this server, and exit.",
+    dest="client",
+    type=click.Choice(tuple(CONFIGURATIONS)),
+)
 @flag("--check", "Check the registry's models that are on this machine, and exit.")
 def command(**values: Any) -> None:
     """Serve OpenAI's chat and text completions, decoded speculatively, under http://HOST:PORT/v1.
@@ -57,6 +64,7 @@ def command(**values: Any) -> None:
     \b
     Examples:
       kakeya_engine serve
+      kakeya_engine serve --for codex
       kakeya_engine serve --check
       kakeya_engine serve --model qwen3-4b --drafter qwen3-4b-dflash
       KAKEYA_API_KEY=… kakeya_engine serve --host 0.0.0.0 --port 8000
@@ -64,20 +72,27 @@ def command(**values: Any) -> None:
         -d '{"model": "demo", "messages": [{"role": "user", "content": "Name the third word."}]}'
     """  # noqa: D301 - click wants the character itself
     keys = _keys(values["api_key_file"])
+    metrics_keys = _keys_of("--metrics-key-file", values["metrics_key_file"])
 
     prepare()
     from engine.registry import Places, PolicyRange, locate
     from engine.server.scheduler import SchedulerLimits
     from engine.server.serve import ServerSettings, check_registry, serve
     from engine.server.service import RequestLimits
+    from engine.server.sessions import MOST_PARALLEL
 
-    requests = take(RequestLimits, values, admitted=values["parallel"] + values["queue"])
+    requests = take(RequestLimits, values, admitted=(values["parallel"] or MOST_PARALLEL) + values["queue"])
     limits = take(SchedulerLimits, values)
-    serving = take(ServerSettings, values, keys=keys, request_limits=requests, limits=limits)
+    serving = take(
+        ServerSettings, values, keys=keys, metrics_keys=metrics_keys, request_limits=requests, limits=limits
+    )
     serving.check()
     registry = take_registry(values)
     allowed = tuple(PolicyRange.parse(text) for text in values["allow_kv"])
     registry = replace(registry, requests=registry.requests + allowed)
+    if values["client"]:
+        click.echo(configuration(values["client"], serving, registry.default, values["api_key_file"]))
+        return
     if values["check"]:
         for line in check_registry(registry, Places.of_machine()):
             click.echo(line)
@@ -102,11 +117,17 @@ def _keys(file: Path | None) -> tuple[str, ...]:
     if file is None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
         return (key,) if key else ()
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--api-key-file {file} cannot be read: {error}") from None
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    keys = _keys_of("--api-key-file", file)
     if not keys:
         raise ConfigurationError(f"--api-key-file {file} holds no key")
     return keys
+
+
+def _keys_of(flag: str, file: Path | None) -> tuple[str, ...]:
+    if file is None:
+        return ()
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{flag} {file} cannot be read: {error}") from None
+    return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))

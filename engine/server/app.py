@@ -9,11 +9,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
+from ipaddress import ip_address
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Annotated, Any, ClassVar
 
-from fastapi import FastAPI, Path, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers
@@ -24,17 +26,26 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.errors import ConfigurationError, EngineError, ModelNotHere
 from engine.registry import SEPARATOR, ModelEntry, Places, locate
-from engine.server import schema
+from engine.server import messages, responses, schema
 from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord
+from engine.server.response import ChatResponseBuilder, TextResponseBuilder
 from engine.server.schema import ERRORS, UNSUPPORTED_PATHS, Refusal, refusal_of, unsupported
-from engine.server.service import BUG, CompletionResponse, Service, send_refusal
+from engine.server.service import BUG, NO_RECEIVE, CompletionResponse, NewBuilder, Service, refused
 
 Route = Callable[..., Any]
+ResponseId = Annotated[str, Path(max_length=100)]
 STARTED = int(time.time())
 KEYLESS_PATHS = ("/health",)
-BODY_PATHS = ("/v1/chat/completions", "/v1/completions")
+BODY_PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    *("/v1/messages", "/v1/messages/count_tokens"),
+)
 ROUTES = ("/metrics", "/v1/models", "/openapi.json", *KEYLESS_PATHS, *BODY_PATHS)
+WITH_ID = ("/v1/models", "/v1/responses")  # which an id may follow
+UNVERSIONED = re.compile(r"/(chat/completions|completions|models|responses|messages)(/|\Z)")
 PORT = re.compile(r"(?<=[^:]):[0-9]{0,5}\Z")  # of a Host header
+HOST_NAME = re.compile(r"[a-z0-9_.-]{1,253}")
+DOCKER_HOST = "host.docker.internal"
 LONGEST_SHOWN = 100  # characters of a value in a message
 
 
@@ -46,7 +57,8 @@ class AccessRules:
     """Which requests to let in."""
 
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; empty where none is needed
-    hosts: tuple[str, ...] = ()  # names that a Host header may have; empty for any
+    metrics_keys: tuple[bytes, ...] = ()  # of keys for the metrics of all keys, and for nothing else
+    hosts: tuple[str, ...] = ()  # names that a Host header may have besides loopback's; empty for any
     origins: tuple[str, ...] = ()  # of web pages that may ask; * for any
     largest_body: int = 2**20  # bytes
     body_s: float = 30.0  # in which the whole body has to arrive
@@ -67,6 +79,8 @@ class AccessGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if UNVERSIONED.match(scope["path"]):  # clients whose base URL lacks the version
+            scope = {**scope, "path": f"/v1{scope['path']}"}
         path = scope["path"]
         record = RequestRecord(scope["method"], path, str((scope.get("client") or ["unknown"])[0]))
         scope.setdefault("state", {})["record"] = record
@@ -85,33 +99,37 @@ class AccessGuard:
         try:
             headers = Headers(scope=scope)
             self._check(record, headers)
-            if self._rules.keys:
-                record.owner = digest(headers.get("authorization", "")).hex()[:16]
             body.append(await self._body(headers, receive))
             await self._app(scope, receive_again, send_noted)
         except Refusal as refusal:  # of this guard's; the application answers its own
             record.error = refusal.code
-            await send_refusal(send_noted, refusal)
+            await refused(refusal, path)(scope, NO_RECEIVE, send_noted)
         finally:
             record.end()
-            route = path if path in ROUTES else "/v1/models" if path.startswith("/v1/models/") else "other"
-            self._metrics.count(record, route)
+            listed = next((each for each in WITH_ID if path.startswith(f"{each}/")), "other")
+            self._metrics.count(record, path if path in ROUTES else listed)
 
     def _check(self, record: RequestRecord, headers: Headers) -> None:
         rules, path = self._rules, record.path
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # a proxy in front may have read another one of them, and another end of the body
+            text = "send Content-Length or Transfer-Encoding, not both"
+            raise Refusal(400, text, code="ambiguous_length", headers={"connection": "close"})
         # so that a web page whose name was bound to this address reaches nothing; Starlette's own says 400
         host = PORT.sub("", headers.get("host", "")).lower()
-        if rules.hosts and host not in rules.hosts:
-            message = f"this server is not called {host!r}; --allow-host lets a name in"
-            raise Refusal(421, message, code="wrong_host")
+        if rules.hosts and host not in rules.hosts and not _is_loopback(host):
+            raise Refusal(421, _wrong_host(host), code="wrong_host")
         origin = headers.get("origin")
         if origin is not None and not {origin, "*"} & set(rules.origins):
             message = f"web pages of {origin!r} may not ask; --allow-origin lets them"
             raise Refusal(403, message, code="origin_not_allowed")
-        authorization = headers.get("authorization", "")
-        if rules.keys and path not in KEYLESS_PATHS and not _known(authorization, rules.keys):
-            message = "give an API key this server knows, as Authorization: Bearer KEY"
+        given = _given_key(headers)
+        overseer = path == "/metrics" and _is_among(given, rules.metrics_keys)
+        if rules.keys and path not in KEYLESS_PATHS and not overseer and not _is_among(given, rules.keys):
+            message = "give an API key this server knows, as Authorization: Bearer KEY or x-api-key: KEY"
             raise Refusal(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        record.owner = given.hex()[:16] if rules.keys and path not in KEYLESS_PATHS else ""
+        record.sees_all = overseer or len(rules.keys) < 2
         if UNSUPPORTED_PATHS.match(path):
             raise unsupported(f"{record.method} {path}")
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -137,10 +155,35 @@ class AccessGuard:
         return bytes(body)
 
 
-def _known(header: str, keys: tuple[bytes, ...]) -> bool:
-    scheme, _, key = header.partition(" ")
-    given = digest(key.strip())
-    return scheme.lower() == "bearer" and any(hmac.compare_digest(given, known) for known in keys)
+def _given_key(headers: Headers) -> bytes:
+    """The digest of the key that a request gives; that of an empty one where it gives none.
+
+    Anthropic's clients send it in a header of its own.
+    """
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return digest((key if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip())
+
+
+def _is_among(given: bytes, keys: Sequence[bytes]) -> bool:
+    return any(hmac.compare_digest(given, known) for known in keys)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a Host header names the reader's own machine: 127.0.0.0/8, ::1, localhost, *.localhost."""
+    name = host.removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _wrong_host(host: str) -> str:
+    if not HOST_NAME.fullmatch(host):
+        return f"this server is not called {host[:LONGEST_SHOWN]!r}"
+    why = ", the name by which a container asks for its host" if host == DOCKER_HOST else ""
+    return f"this server is not called {host!r}{why}; to let it in, start it with --allow-host {host}"
 
 
 class BoundedProtocol(H11Protocol):
@@ -183,7 +226,7 @@ def new_app(service: Service, metrics: Metrics, rules: AccessRules, *, log_conte
     """Make the application with its guard; `log_content` writes prompts and answers to the log."""
     app: ASGIApp = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
     if rules.origins:  # outermost, because a browser asks before it sends a key
-        app = CORSMiddleware(app, rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        app = CORSMiddleware(app, rules.origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"])
     return app
 
 
@@ -200,12 +243,13 @@ def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAP
     api = FastAPI(
         title="kakeya_engine serve",
         version=version("kakeya-mac"),
-        description="OpenAI's chat and text completions by speculative decoding on MLX.",
+        description="OpenAI's and Anthropic's protocols, by speculative decoding on MLX.",
         lifespan=lifespan,
         docs_url=None,  # pages that load scripts from elsewhere
         redoc_url=None,
     )
     _add_completions(api, service, log_content=log_content)
+    _add_messages(api, service, log_content=log_content)
     _add_listing(api, service, metrics)
     for kind in (EngineError, RequestValidationError, HTTPException, Exception):
         api.add_exception_handler(kind, _refuse)
@@ -220,27 +264,76 @@ def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> No
         responses = refusals | {200: {"model": reply, "content": {"text/event-stream": {}}}}
         return api.post(path, operation_id=operation, responses=responses, response_class=JSONResponse)
 
-    def answer(body: schema.AnyRequest, request: Request) -> Response:
+    def answer(body: schema.AnyRequest, request: Request, new_builder: NewBuilder) -> Response:
         record: RequestRecord = request.state.record
         record.stream = bool(body.stream)
-        return CompletionResponse(service, body, record, log_content=log_content)
+        return CompletionResponse(service, body, record, new_builder, log_content=log_content)
 
     @post("/v1/chat/completions", "chat", schema.ChatCompletion)
     async def chat(body: schema.ChatRequest, request: Request) -> Response:
         """Answer a conversation; with `stream`, as events that end with `[DONE]`."""
-        return answer(body, request)
+        return answer(body, request, ChatResponseBuilder)
 
     @post("/v1/completions", "complete", schema.TextCompletion)
     async def complete(body: schema.TextRequest, request: Request) -> Response:
         """Continue a text; with `stream`, as events that end with `[DONE]`."""
-        return answer(body, request)
+        return answer(body, request, TextResponseBuilder)
+
+    turns = responses.TurnStore()
+
+    @post("/v1/responses", "respond", responses.ResponseObject)
+    async def respond(body: responses.ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation as OpenAI's Responses do; with `stream`, as typed events."""
+        owner = request.state.record.owner
+        items = turns.resolved(owner, body.items(turns.items_before(owner, body)))
+        builder = partial(responses.ResponsesBuilder, asked=body, items=items, store=turns)
+        return answer(body.chat(items), request, builder)
+
+    @api.get("/v1/responses/{response_id}", operation_id="response", responses=_refusals(400, 401, 403, 404))
+    async def response(response_id: ResponseId, request: Request) -> responses.ResponseObject:
+        """An answer that was stored."""
+        return turns.get(request.state.record.owner, response_id).reply
+
+    @api.delete("/v1/responses/{response_id}", operation_id="forget", responses=_refusals(400, 401, 403, 404))
+    async def forget(response_id: ResponseId, request: Request) -> responses.DeletedResponse:
+        """Forget one of them."""
+        turns.delete(request.state.record.owner, response_id)
+        return responses.DeletedResponse(id=response_id)
+
+
+def _add_messages(api: FastAPI, service: Service, *, log_content: bool) -> None:
+    documented: dict[int | str, dict[str, Any]] = {
+        status: each | {"model": messages.AnthropicError}
+        for status, each in _refusals(400, 401, 403, 404, 408, 413, 415, 429, 501).items()
+    }
+    events = {"model": messages.MessageReply, "content": {"text/event-stream": {}}}
+
+    @api.post(
+        "/v1/messages",
+        operation_id="message",
+        responses=documented | {200: events},
+        response_class=JSONResponse,
+    )
+    async def message(body: messages.MessagesRequest, request: Request) -> Response:
+        """Answer a conversation as Anthropic's Messages do; with `stream`, as typed events."""
+        record: RequestRecord = request.state.record
+        record.stream = bool(body.stream)
+        builder = messages.MessagesBuilder
+        return CompletionResponse(service, body.chat(), record, builder, log_content=log_content)
+
+    @api.post("/v1/messages/count_tokens", operation_id="count_tokens", responses=documented)
+    async def count_tokens(body: messages.CountTokensRequest, request: Request) -> messages.TokenCount:
+        """How many tokens the prompt of a message would have."""
+        tokens = await service.count_tokens(body.chat(), request.state.record)
+        return messages.TokenCount(input_tokens=tokens)
 
 
 def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
-    @api.get("/v1/models", responses=_refusals(401, 403))
-    async def models() -> schema.ModelList:
-        """The registry's models, each once by its name and once for each KV channel."""
-        return schema.ModelList(data=cards(service))
+    @api.get("/v1/models", responses=_refusals(400, 401, 403))
+    async def models(*, everything: Annotated[bool, Query(alias="all")] = False) -> schema.ModelList:
+        """The models that are here, by name and once for each KV channel; with `all`, the others too."""
+        found = cards(service)
+        return schema.ModelList(data=[card for card in found if everything or card.x_kakeya["here"]])
 
     @api.get("/v1/models/{identifier}", responses=_refusals(400, 401, 403, 404))
     async def model(identifier: Annotated[str, Path(max_length=200)]) -> schema.ModelReply:
@@ -257,19 +350,17 @@ def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
         elif not service.scheduler.healthy:
             reason = "the engine's thread died; the server's log says why"
         response.status_code = 503 if reason else 200
-        active = service.scheduler.stats.active
         return schema.Health(
             status="unavailable" if reason else "ok",
             reason=reason,
             version=version("kakeya-mac"),
-            active=active,
-            waiting=max(service.admitted - active, 0),
         )
 
     @api.get("/metrics", response_class=Response, responses=_refusals(401, 403))
-    async def prometheus() -> Response:
-        """Counters and gauges in Prometheus' text format."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+    async def prometheus(request: Request) -> Response:
+        """Counters and gauges in Prometheus' text format; where there are several keys, those of the key."""
+        record: RequestRecord = request.state.record
+        return Response(metrics.text(None if record.sees_all else record.owner), media_type=CONTENT_TYPE)
 
 
 def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -337,7 +428,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
             status = 405 if error.status_code == 405 else 500
             refusal = Refusal(status, text, code="invalid_request", headers=error.headers)
     request.state.record.error = refusal.code
-    return JSONResponse(refusal.document(), refusal.status, refusal.headers)
+    return refused(refusal, request.state.record.path)
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
@@ -345,10 +436,10 @@ def _invalid(error: RequestValidationError) -> Refusal:
     errors = error.errors()
     worst = max(errors, key=lambda each: len(_steps(each["loc"], error.body)))
     param = ".".join(_steps(worst["loc"], error.body)) or None
+    if worst["loc"][0] == "query":
+        param = str(worst["loc"][1])
     if any(each["type"] == "json_invalid" for each in errors):
         return Refusal(400, "the body is not JSON", code="invalid_json")
-    if worst["type"] == "extra_forbidden":
-        return Refusal(400, f"{param} is unknown here; leave it out", param=param, code="unknown_parameter")
     if worst["loc"] == ("body",) and worst["type"] == "missing":
         return Refusal(400, "the body is missing", code="invalid_json")
     if worst["type"] == "missing":

@@ -55,6 +55,7 @@ class RequestRecord:
     error: str | None = None  # the code of a refusal
     content: dict[str, str] | None = None  # prompt and answer, where they are logged
     owner: str = ""  # part of the digest of the API key; empty without keys
+    sees_all: bool = True  # whether its key may see what others do
 
     def add_tokens(self, count: int) -> None:
         self.completion_tokens += count
@@ -66,31 +67,18 @@ class RequestRecord:
         self.status = self.status or 499
         line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         for name, value in asdict(self).items():
-            if value and name not in {"started", "owner"}:
+            if value and name not in {"started", "owner", "sees_all"}:
                 line[name] = round(value, 6) if isinstance(value, float) else value
         request_log.info("%s", json.dumps(line))
 
 
-class Metrics:
-    """The metrics of one server: requests and tokens as they end, the engine's state when asked."""
+class Counters:
+    """What is counted of requests as they end."""
 
-    def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
-        self._registry = own = CollectorRegistry()
-        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("requests_active", "Requests that take turns in the engine", lambda: stats().active),
-            ("requests_admitted", "Requests that are served or wait", admitted),
-            ("models_loaded", "Models in memory", lambda: len(stats().models)),
-            ("prompt_cache_entries", "Snapshots of prompts in memory", lambda: stats().cached),
-            ("memory_bytes", "Bytes of arrays in use, models included", lambda: stats().memory_bytes),
-        )
-        for name, text, value in gauges:
-            Gauge(f"kakeya_{name}", text, registry=own).set_function(value)
-        text = "Bytes of keys and values, and of drafters' memories"
-        cache = Gauge("kakeya_kv_cache_bytes", text, ["state"], registry=own)
-        cache.labels("active").set_function(lambda: stats().active_bytes)
-        cache.labels("cached").set_function(lambda: stats().cached_bytes)
-        counter = partial(Counter, registry=own)
-        timing = partial(Histogram, buckets=SECONDS, registry=own)
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        timing = partial(Histogram, buckets=SECONDS, registry=self.registry)
         self._requests = counter("kakeya_requests", "Requests that ended", ["path", "model", "status"])
         self._seconds = timing("kakeya_request_seconds", "From request to last byte", ["path"])
         self._first = timing("kakeya_first_token_seconds", "From request to first token", ["model"])
@@ -99,7 +87,6 @@ class Metrics:
         }
 
     def count(self, record: RequestRecord, path: str) -> None:
-        """Count a request that has ended; `path` is its route, or ``other``."""
         model = record.model or "none"
         self._requests.labels(path, model, str(record.status)).inc()
         self._seconds.labels(path).observe(record.seconds)
@@ -110,5 +97,37 @@ class Metrics:
         for name, counter in self._counters.items():
             counter.labels(model).inc(getattr(record, name))
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+
+class Metrics:
+    """The metrics of one server: requests and tokens as they end, the engine's state when asked.
+
+    Each API key has counters of its own, so that none sees what others do; gauges are of all of them.
+    """
+
+    def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
+        self._all, self._own = Counters(), dict[str, Counters]()
+        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("requests_active", "Requests that are decoded", lambda: stats().active),
+            ("requests_admitted", "Requests that are served or wait", admitted),
+            ("models_loaded", "Models in memory", lambda: len(stats().models)),
+            ("prompt_cache_entries", "Snapshots of prompts in memory", lambda: stats().cached),
+            ("memory_bytes", "Bytes of arrays in use, models included", lambda: stats().memory_bytes),
+        )
+        registry = self._all.registry
+        for name, text, value in gauges:
+            Gauge(f"kakeya_{name}", text, registry=registry).set_function(value)
+        text = "Bytes of keys and values, and of drafters' memories"
+        cache = Gauge("kakeya_kv_cache_bytes", text, ["state"], registry=registry)
+        cache.labels("active").set_function(lambda: stats().active_bytes)
+        cache.labels("cached").set_function(lambda: stats().cached_bytes)
+
+    def count(self, record: RequestRecord, path: str) -> None:
+        """Count a request that has ended; `path` is its route, or ``other``."""
+        self._all.count(record, path)
+        if record.owner:
+            self._own.setdefault(record.owner, Counters()).count(record, path)
+
+    def text(self, owner: str | None = None) -> bytes:
+        """All metrics, or those of one key's requests."""
+        counters = self._all if owner is None else self._own.setdefault(owner, Counters())
+        return generate_latest(counters.registry)

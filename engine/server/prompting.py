@@ -13,8 +13,9 @@ from mlx_lm.server import process_message_content
 
 from engine.errors import PromptError, wrap_errors
 from engine.generate import THINKING_NAMES
-from engine.grammar import JSON_STYLE, Grammar, nameless
+from engine.grammar import JSON_STYLE, Grammar, nameless, regex_rule
 from engine.server import schema
+from engine.server.parsing import has_json_calls
 from engine.server.schema import invalid, refusing, unsupported
 from engine.server.sessions import LoadedModel
 from engine.session import common_length
@@ -27,7 +28,7 @@ RESERVED_SWITCHES = {
 }
 LONGEST_SHOWN = 80  # characters of a name in a message
 ANY_OBJECT = {"type": "object"}
-JSON_CALLS = "mlx_lm.tool_parsers.json_tools"  # families whose calls are {"name": …, "arguments": …}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class RenderedPrompt:
     # of the answer differently when it is history
     stable_prefix: int
     state: str = "normal"  # of mlx-lm's text machine: normal or reasoning
+    text: str | None = None  # as it was given; None of token ids and conversations
+    ignored: tuple[str, ...] = ()  # fields of the request that mean nothing to this model
 
 
 @refusing("messages")
@@ -49,7 +52,7 @@ def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedProm
     if described and not tokenizer.has_tool_calling:
         what = f"tools with {model.entry.name}, whose chat template has no place for them,"
         raise unsupported(what, "tools")
-    switches = _switches(request, model)
+    switches, ignored = _switches(request, model)
     turns = [message.model_dump(exclude_none=True) for message in request.messages]
     for turn in turns:  # in the form that templates expect
         turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
@@ -61,57 +64,65 @@ def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedProm
         process_message_content(turns)  # all contents are texts now
         _refuse_long(sum(len(turn["content"]) for turn in turns), "characters", model, "messages")
 
-        def render(*, answer: bool) -> list[int]:
+        def render(**options: bool) -> list[int]:
             rendered = tokenizer.apply_chat_template(
-                turns, add_generation_prompt=answer, tokenize=True, tools=described or None, **switches
+                turns, tokenize=True, tools=described or None, **options, **switches
             )
             return [int(token) for token in rendered]
 
-        tokens, history = render(answer=True), render(answer=False)
+        history = render(add_generation_prompt=False)
+        if request.continue_final_message:
+            tokens = render(add_generation_prompt=False, continue_final_message=True)
+        else:
+            tokens = render(add_generation_prompt=request.add_generation_prompt is not False)
     state = "normal"  # whether the template opens the reasoning, as mlx-lm's server finds out
     if tokenizer.has_thinking and tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens):
         state = "reasoning"
     state = str(tokenizer.response_initial_state or state)
-    return _checked(RenderedPrompt(tokens, common_length(tokens, history), state), model, "messages")
+    stable = common_length(tokens, history)
+    return _checked(RenderedPrompt(tokens, stable, state, ignored=ignored), model, "messages")
 
 
 @refusing("prompt")
-def text_prompt(request: schema.TextRequest, model: LoadedModel) -> RenderedPrompt:
-    """Tokenize a text, or check the token ids that were given; raise Refusal."""
-    given: Any = request.prompt
-    prompt = given[0] if isinstance(given, list) and not isinstance(given[0], int) else given
+def text_prompts(request: schema.TextRequest, model: LoadedModel) -> list[RenderedPrompt]:
+    """Tokenize texts, or check the token ids that were given; raise Refusal."""
+    return [_text_prompt(prompt, model) for prompt in request.prompts]
+
+
+def _text_prompt(prompt: str | list[int], model: LoadedModel) -> RenderedPrompt:
+    text = None
     if isinstance(prompt, str):
-        _refuse_long(len(prompt), "characters", model, "prompt")
+        text = prompt
+        _refuse_long(len(text), "characters", model, "prompt")
         with wrap_errors(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
-            tokens = [int(token) for token in model.target.tokenizer.encode(prompt)]
+            tokens = [int(token) for token in model.target.tokenizer.encode(text)]
     else:
         tokens = prompt
         model.refuse_tokens("prompt", tokens, code="invalid_prompt")
-    return _checked(RenderedPrompt(tokens, len(tokens) - 1), model, "prompt")
+    return _checked(RenderedPrompt(tokens, len(tokens) - 1, text=text), model, "prompt")
 
 
 def _callable(request: schema.ChatRequest) -> list[schema.Tool]:
-    choice = request.tool_choice
-    chosen = choice.function.name if isinstance(choice, schema.ChosenTool) else None
-    tools = [] if choice == "none" else request.tools or []
-    return [tool for tool in tools if chosen in {None, tool.function.name}]
+    chosen = request.chosen_tools
+    return [tool for tool in request.tools or [] if chosen is None or tool.function.name in chosen]
 
 
-def _switches(request: schema.ChatRequest, model: LoadedModel) -> Mapping[str, Any]:
+def _switches(request: schema.ChatRequest, model: LoadedModel) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The chat template's variables, and fields that the template does not read."""
     effort, given = request.reasoning_effort, request.chat_template_kwargs or {}
+    ignored: tuple[str, ...] = ()
     switches = dict(model.entry.chat_template_kwargs)
-    asked: list[tuple[str, Sequence[str]]] = []
-    if effort is not None:
-        asked.append(("reasoning_effort", ("reasoning_effort", *THINKING_NAMES)))
+    if effort is not None and has_switch(model, ("reasoning_effort", *THINKING_NAMES)):
         switches |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    elif effort is not None:
+        ignored = ("reasoning_effort",)
     for name in given:
         names = THINKING_NAMES if name in THINKING_NAMES else (name,)
-        asked.append((f"chat_template_kwargs.{ascii(name)[1:-1][:LONGEST_SHOWN]}", names))
-    for param, variables in asked:
-        if RESERVED_SWITCHES.intersection(variables) or not has_switch(model, variables):
+        if RESERVED_SWITCHES.intersection(names) or not has_switch(model, names):
+            param = f"chat_template_kwargs.{ascii(name)[1:-1][:LONGEST_SHOWN]}"
             why = f"the chat template of {model.entry.name} has no such switch; leave it out"
             raise invalid(param, f"{param}: {why}")
-    return switches | given
+    return switches | given, ignored
 
 
 def has_switch(model: LoadedModel, names: Iterable[str]) -> bool:
@@ -141,40 +152,62 @@ def _checked(prompt: RenderedPrompt, model: LoadedModel, param: str) -> Rendered
 
 def needs_grammar(request: schema.AnyRequest) -> bool:
     """Whether the answer is bound to a format or a call."""
-    form = request.response_format
-    return (form is not None and form.type != "text") or _demands_call(request)
+    return bool(_constraints(request)) or _demands_call(request)
 
 
-@refusing("response_format")
+def _constraints(request: schema.AnyRequest) -> dict[str, str]:
+    """What the answer has to be, as right sides of rules in Lark, by the fields that say so."""
+    form, bound = request.response_format, request.structured_outputs or schema.StructuredOutputs()
+    wanted = None
+    if form is not None and form.type != "text":
+        wanted = form.json_schema.schema_ if isinstance(form, schema.JsonSchemaFormat) else ANY_OBJECT
+    schemas = {
+        "response_format": wanted,
+        "guided_json": request.guided_json,
+        "structured_outputs.json": bound.json_,
+        "structured_outputs.json_object": ANY_OBJECT if bound.json_object else None,
+    }
+    found = {name: f"%json {_styled(given)}" for name, given in schemas.items() if given is not None}
+    if regex := request.guided_regex or bound.regex:
+        found["guided_regex" if request.guided_regex else "structured_outputs.regex"] = regex_rule(regex)
+    if texts := request.guided_choice or bound.choice:
+        name = "guided_choice" if request.guided_choice else "structured_outputs.choice"
+        found[name] = " | ".join(_dump(text) for text in texts)
+    return found
+
+
 def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar:
     """Compile the grammar of an answer that needs one; raise Refusal."""
-    form = request.response_format
-    if isinstance(request, schema.ChatRequest) and _demands_call(request):
-        if form is not None and form.type != "text":
-            text = "response_format and a tool_choice that demands a call cannot both hold; leave one out"
-            raise invalid("response_format", text)
-        return Grammar.lark(model.vocabulary, _call_grammar(request, model, prompt))
-    wanted = form.json_schema.schema_ if isinstance(form, schema.JsonSchemaFormat) else ANY_OBJECT
-    if not (isinstance(request, schema.ChatRequest) and model.target.tokenizer.has_thinking):
-        return Grammar.json_schema(model.vocabulary, wanted)
-    return Grammar.lark(model.vocabulary, _after_reasoning(f"%json {_styled(wanted)}", model, prompt))
+    constraints = _constraints(request)
+    names = [*constraints, *(["tool_choice"] if _demands_call(request) else [])]
+    name = names[0]
+    if len(names) > 1:
+        raise invalid(name, f"{' and '.join(names)} cannot all hold; leave all but one out")
+    if request.min_tokens:
+        raise invalid("min_tokens", f"min_tokens and {name} cannot both hold; leave one out")
+    with refusing(name):
+        if not isinstance(request, schema.ChatRequest):
+            return Grammar.lark(model.vocabulary, f"start: {constraints[name]}")
+        if name == "tool_choice":
+            return Grammar.lark(model.vocabulary, _call_grammar(request, model, prompt))
+        return Grammar.lark(model.vocabulary, _after_reasoning(constraints[name], model, prompt))
 
 
 def _demands_call(request: schema.AnyRequest) -> bool:
-    return isinstance(request, schema.ChatRequest) and (
-        request.tool_choice == "required" or isinstance(request.tool_choice, schema.ChosenTool)
-    )
+    return isinstance(request, schema.ChatRequest) and request.demands_call
 
 
 def _call_grammar(request: schema.ChatRequest, model: LoadedModel, prompt: RenderedPrompt) -> str:
     tokenizer = model.target.tokenizer
-    if getattr(tokenizer.tool_parser, "__module__", None) != JSON_CALLS:
+    if not has_json_calls(tokenizer):
         raise unsupported(f"tool_choice other than auto and none with {model.entry.name}", "tool_choice")
     rules = []
     for index, tool in enumerate(_callable(request)):
         head = _dump(f'{{"name": {_dump(tool.function.name)}, "arguments": ')
-        rules.append(f'one_{index}: {head} %json {_styled(tool.function.parameters or ANY_OBJECT)} "}}"')
-    several = "call+" if request.parallel_tool_calls and request.tool_choice == "required" else "call"
+        taken = NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters or ANY_OBJECT
+        rules.append(f'one_{index}: {head} %json {_styled(taken)} "}}"')
+    one = not request.parallel_tool_calls or isinstance(request.tool_choice, schema.ChosenTool)
+    several = "call" if one else "call+"
     names = " | ".join(f"one_{index}" for index in range(len(rules)))
     begin = _mark(tokenizer.tool_call_start, tokenizer.tool_call_start_tokens)
     end = _mark(tokenizer.tool_call_end, tokenizer.tool_call_end_tokens)

@@ -1,7 +1,8 @@
 """The engine's thread: everything that touches arrays happens here, a turn at a time.
 
-A request leases a model, is prepared on another thread, submitted, and decoded in turns (a chunk of its
-prompt, or a round), round robin. Leases are granted in order: where too many models are loaded, all wait.
+A request leases a model, is prepared on another thread, and submitted. A turn computes chunks of prompts,
+then one round of every batch: requests join one with their first token and leave it with their last. Leases
+are granted in order: where too many models are loaded, all wait.
 """
 
 import gc
@@ -19,6 +20,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.batch_decode import ContinuousBatch
+from engine.cache.batch import layout_of
+from engine.decode import SequenceDecoder, Step
 from engine.errors import EngineError, GenerationError
 from engine.external_engines.engine import DraftCounts
 from engine.registry import ModelEntry
@@ -29,10 +33,10 @@ from engine.server.sequence import (
     DecodeFinished,
     DecodeRequest,
     Event,
+    RequestDecoder,
     decode_externally,
-    decode_in_session,
 )
-from engine.server.sessions import LoadedModel, OpenSession
+from engine.server.sessions import LoadedModel
 
 logger = logging.getLogger(__name__)
 IDLE_S = 1.0  # how often the idle thread wakes to let go of what expired
@@ -46,19 +50,19 @@ ModelFinder = Callable[[ModelEntry], Callable[[], LoadedModel]]
 class SchedulerLimits:
     """How much is done and kept at once."""
 
-    parallel: int = 4  # requests that take turns
+    parallel: int | None = None  # requests that are decoded at once; None: for as many as there is memory
     models: int = 1  # in memory
     sessions: int = 32  # snapshots in the prompt cache, see there
     session_bytes: int | None = None  # … of all together; None: a part of the free memory
     session_s: float = 600.0  # … of each after its last use
-    chunk: int = 512  # prompt positions a turn
+    chunk: int = 512  # prompt positions a turn, of all requests together
 
 
 @dataclass(frozen=True)
 class SchedulerStats:
     """What the thread is doing, as of its last turn."""
 
-    active: int = 0  # requests that take turns
+    active: int = 0  # requests that are decoded
     models: tuple[str, ...] = ()
     cached: int = 0  # snapshots in the prompt cache
     active_bytes: int = 0  # keys and values of active requests
@@ -85,19 +89,21 @@ class DecodeJob:
     cancelled: Flag = field(default_factory=Flag)
 
 
-@dataclass
-class ActiveSequence:
-    """The events of a request that takes turns, and what holds its keys and values."""
+@dataclass(eq=False)
+class ActiveRequest:
+    """A request that is decoded."""
 
-    events: Generator[Event]
-    opened: OpenSession | None = None  # None with an external engine
+    job: DecodeJob
+    events: Generator[Event]  # of an external engine all of them, of ours those up to the first token
+    decoder: RequestDecoder | None = None  # None with an external engine
+    batch: ContinuousBatch | None = None  # once its first token is known
     caches: list[Any] = field(default_factory=list)  # those given to an external engine
     counts: DraftCounts = field(default_factory=DraftCounts)  # of one, with its drafter's caches
 
     @property
     def nbytes(self) -> int:
-        if self.opened is not None:
-            return self.opened.nbytes
+        if self.decoder is not None:
+            return self.decoder.nbytes
         return sum(int(cache.nbytes) for cache in (*self.caches, *self.counts.caches))
 
 
@@ -112,7 +118,9 @@ class Scheduler:
         self._leased: dict[str, int] = {}  # leases granted, by model
         self._models: dict[str, LoadedModel] = {}  # the least recently requested first
         self._waiting: deque[DecodeJob] = deque()
-        self._active: dict[DecodeJob, ActiveSequence] = {}
+        self._active: list[ActiveRequest] = []
+        self._batches: dict[tuple[str, Any], ContinuousBatch] = {}  # by model and layout of the caches
+        self._turns = 0
         self._cache = PromptCache(limits.sessions, limits.session_bytes, limits.session_s)
         self._stopping = False
         self._died: BaseException | None = None
@@ -238,17 +246,21 @@ class Scheduler:
         return model
 
     def _admit(self) -> None:
-        while self._waiting and len(self._active) < self._limits.parallel:
-            job = self._waiting.popleft()
+        while self._waiting:
+            job = self._waiting[0]
+            most = self._limits.parallel or job.lease.granted.result().parallel
+            if len(self._active) >= most:
+                return
+            self._waiting.popleft()
             if job.cancelled.is_set():
                 self._release(job.lease)
                 continue
             try:
-                self._active[job] = self._begin(job)
+                self._active.append(self._begin(job))
             except Exception as error:
                 self._fail(job, error)
 
-    def _begin(self, job: DecodeJob) -> ActiveSequence:
+    def _begin(self, job: DecodeJob) -> ActiveRequest:
         request, model = job.request, job.lease.granted.result()
         obstacle, external = model.check(request), model.external
         if external is not None and obstacle is None:
@@ -256,52 +268,119 @@ class Scheduler:
             events = decode_externally(
                 request, model.target, external, caches, counts, drafter=drafter, submitted=job.submitted
             )
-            return ActiveSequence(events, caches=caches, counts=counts)
-        why_off = model.why_off(request)
-        if obstacle is not None:
-            logger.warning("%s: %s; decoding plainly", model.entry.name, obstacle)
-            why_off = f"plain decoding: {obstacle}"
-        opened = model.open_session(request)
-        events = decode_in_session(
-            request,
-            model.target,
-            opened.session,
-            self._cache,
-            opened.key,
-            draft_length=opened.draft_length,
-            chunk=self._limits.chunk,
-            submitted=job.submitted,
-            why_off=why_off,
-            fallback_from=None if external is None else external.name,
+            return ActiveRequest(job, events, caches=caches, counts=counts)
+        decoder = model.open(
+            request, self._cache, chunk=self._limits.chunk, submitted=job.submitted, obstacle=obstacle
         )
-        return ActiveSequence(events, opened)
+        return ActiveRequest(job, decoder.prefill(), decoder)
 
     def _take_turns(self) -> None:
         """In a function of its own, so that no local name keeps the last request's arrays alive."""
-        for job, sequence in list(self._active.items()):
-            self._take_turn(job, sequence)
+        for active in [each for each in self._active if each.job.cancelled.is_set()]:
+            self._end(active)
+        for active in [each for each in self._active if each.decoder is None]:
+            self._next_event(active)
+        self._prefill()
+        for key, batch in list(self._batches.items()):
+            self._round(batch)
+            if not batch.rows:
+                batch.close()
+                del self._batches[key]
 
-    def _take_turn(self, job: DecodeJob, sequence: ActiveSequence) -> None:
+    def _prefill(self) -> None:
+        """Compute a chunk of prompts: by turns those with the least left first, and the oldest first."""
+        self._turns += 1
+        waiting = [each for each in self._active if each.decoder is not None and each.batch is None]
+        if self._turns % 2:
+            waiting.sort(key=_positions_left)
+        computed = 0
+        for active in waiting:
+            while computed < self._limits.chunk and active in self._active and active.batch is None:
+                before = _positions_left(active)
+                self._next_event(active)
+                if (done := before - _positions_left(active)) <= 0:
+                    break  # it waits for another prompt, which begins like its own
+                computed += done
+
+    def _next_event(self, active: ActiveRequest) -> None:
+        """Take the next event of a request that is in no batch."""
         try:
-            event = None if job.cancelled.is_set() else next(sequence.events)
-            ended = event is None or isinstance(event, DecodeFinished)
-            if ended:
-                sequence.events.close()
-                if sequence.opened is not None:
-                    self._cache.add(sequence.opened.key, sequence.opened.session.snapshot())
+            event = next(active.events)
         except Exception as error:
-            del self._active[job]
-            self._fail(job, error)
-            if sequence.opened is not None:
-                sequence.opened.close()
+            self._end(active, error)
             return
-        if ended:
-            del self._active[job]
-            self._release(job.lease)
-            if sequence.opened is not None:
-                job.lease.granted.result().close_session(job.request, sequence.opened)
-        if event is not None:
-            job.deliver(event)
+        active.job.deliver(event)
+        decoder = active.decoder
+        if isinstance(event, DecodeFinished):
+            self._end(active)
+        elif decoder is not None and decoder.sequence is not None and isinstance(event, Step):
+            if event.finish is None:
+                self._join(active, decoder.sequence)
+            else:
+                self._finish(active, decoder)
+
+    def _join(self, active: ActiveRequest, sequence: SequenceDecoder) -> None:
+        model = active.job.lease.granted.result()
+        # sequences whose layers cannot be batched have a round each
+        layout = layout_of(model.target.target.model, sequence.session.caches) or id(sequence)
+        key = active.job.lease.entry.name, layout
+        if key not in self._batches:
+            self._batches[key] = ContinuousBatch(model.target.target, model.batch_draft_length)
+        active.batch = self._batches[key]
+        active.batch.add(sequence)
+
+    def _round(self, batch: ContinuousBatch) -> None:
+        members = {
+            each.decoder.sequence: each for each in self._active if each.decoder and each.batch is batch
+        }
+        try:
+            steps = batch.step() if members else []
+        except Exception as error:  # of all of them
+            batch.close()
+            for active in members.values():
+                active.batch = None
+                self._end(active, error)
+            self._batches = {key: each for key, each in self._batches.items() if each is not batch}
+            return
+        for sequence, step in steps:
+            active = members[sequence]
+            decoder = active.decoder
+            if decoder is None:
+                continue
+            if isinstance(step, Exception):
+                self._end(active, step)
+                continue
+            if step.finish is not None:
+                batch.remove(sequence)  # its caches are in its session now, and can be counted
+                active.batch = None
+            active.job.deliver(decoder.record(step, len(steps)))
+            if step.finish is not None:
+                self._finish(active, decoder)
+
+    def _finish(self, active: ActiveRequest, decoder: RequestDecoder) -> None:
+        event = decoder.finished()
+        if self._end(active):
+            active.job.deliver(event)
+
+    def _end(self, active: ActiveRequest, error: Exception | None = None) -> bool:
+        """Let a request go that is complete, cancelled, or has failed; whether it has not failed."""
+        self._active.remove(active)
+        active.events.close()
+        decoder, model = active.decoder, active.job.lease.granted.result()
+        if decoder is not None:
+            try:
+                if active.batch is not None and decoder.sequence is not None:
+                    active.batch.remove(decoder.sequence)
+                if error is None:
+                    decoder.keep()
+            except Exception as own:
+                error = error or own
+            model.close(decoder)
+        if error is None:
+            self._release(active.job.lease)
+        else:
+            self._fail(active.job, error)
+        return error is None
 
     def _fail(self, job: DecodeJob, error: Exception) -> None:
         if not isinstance(error, EngineError):
@@ -313,9 +392,9 @@ class Scheduler:
         error: EngineError = ShuttingDownError("the server is shutting down")
         if self._died is not None:
             error = GenerationError("the engine's thread died; the server's log says why")
-        for job in self._active:
-            job.deliver(DecodeFailed(error))
-            job.cancelled.set()
+        for active in self._active:
+            active.job.deliver(DecodeFailed(error))
+            active.job.cancelled.set()
         for job in self._waiting:
             self._fail(job, error)
         for lease in self._leases:
@@ -331,19 +410,28 @@ class Scheduler:
             active=len(self._active),
             models=tuple(self._models),
             cached=len(self._cache),
-            active_bytes=sum(sequence.nbytes for sequence in self._active.values()),
+            active_bytes=sum(active.nbytes for active in self._active)
+            + sum(batch.nbytes for batch in self._batches.values()),
             cached_bytes=self._cache.nbytes,
             memory_bytes=int(mx.get_active_memory()),
         )
 
     def _close(self) -> None:
         """Free arrays in the thread that made them."""
-        for sequence in self._active.values():
-            if sequence.opened is not None:
-                sequence.opened.close()
+        for batch in self._batches.values():
+            batch.close()
+        for active in self._active:
+            if active.decoder is not None:
+                active.job.lease.granted.result().close(active.decoder)
+        self._batches.clear()
         self._active.clear()
         self._cache.close()
         self._models.clear()
         mx.clear_cache()
         self._update_stats()
         mx.clear_streams()  # mlx aborts the process at its end where a stream of this thread is left
+
+
+def _positions_left(active: ActiveRequest) -> int:
+    """Positions of the prompt that our engine has to compute."""
+    return active.decoder.left if active.decoder is not None else 0

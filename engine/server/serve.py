@@ -22,9 +22,8 @@ from engine.server.app import AccessRules, BoundedProtocol, bare_app, digest, ne
 from engine.server.metrics import Metrics
 from engine.server.scheduler import ModelFinder, Scheduler, SchedulerLimits
 from engine.server.service import RequestLimits, Service
-from engine.server.sessions import LoadedModel
+from engine.server.sessions import MOST_PARALLEL, LoadedModel
 
-LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 SHORTEST_KEY = 16
 ABANDON_S = 5.0  # for telling requests that they were abandoned
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -37,6 +36,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8080
     keys: tuple[str, ...] = ()
+    metrics_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     largest_body: int = 2**20
@@ -49,7 +49,10 @@ class ServerSettings:
     def check(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigurationError(f"--port must lie in 0 to 65535, not {self.port}")
-        if (shortest := min(map(len, self.keys), default=SHORTEST_KEY)) < SHORTEST_KEY:
+        if self.metrics_keys and not self.keys:
+            text = "--metrics-key-file needs API keys: without one the metrics are open to this machine"
+            raise ConfigurationError(text)
+        if (shortest := min(map(len, self.keys + self.metrics_keys), default=SHORTEST_KEY)) < SHORTEST_KEY:
             text = f"an API key of {shortest} characters can be guessed; give at least {SHORTEST_KEY}"
             raise ConfigurationError(text)
         if not self.keys and not self.local:
@@ -63,7 +66,7 @@ class ServerSettings:
             "--max-tokens": (requests.max_tokens, 1),
             "--default-tokens": (requests.default_tokens, 1),
             "--parallel": (limits.parallel, 1),
-            "--queue": (requests.admitted - limits.parallel, 0),
+            "--queue": (requests.admitted - (limits.parallel or MOST_PARALLEL), 0),
             "--models": (limits.models, 1),
             "--cache-sessions": (limits.sessions, 0),
             "--cache-mib in bytes": (limits.session_bytes, 0),
@@ -86,9 +89,10 @@ class ServerSettings:
 
     @property
     def rules(self) -> AccessRules:
-        names = (*LOCAL_NAMES, self.host, *map(str.lower, self.allowed_hosts))
+        names = (self.host, *map(str.lower, self.allowed_hosts))
         return AccessRules(
-            keys=tuple(digest(key) for key in self.keys),
+            keys=tuple(map(digest, self.keys)),
+            metrics_keys=tuple(map(digest, self.metrics_keys)),
             hosts=names if self.local else (),
             origins=self.allowed_origins,
             largest_body=self.largest_body,

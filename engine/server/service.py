@@ -4,12 +4,13 @@ Runs on the event loop. What a request holds is given back however it ends, also
 """
 
 import asyncio
-import json
+import hashlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.responses import JSONResponse, Response
@@ -18,13 +19,15 @@ from starlette.types import Message, Receive, Send
 from engine.decode import Step
 from engine.errors import EngineError
 from engine.generate import PENALTIES
-from engine.registry import Channel, Registry
-from engine.sampling import Sampling
+from engine.grammar import Grammar
+from engine.registry import Channel, ModelEntry, Registry
+from engine.sampling import COLDEST, Sampling
 from engine.server import schema
+from engine.server.messages import MESSAGES_PATH, anthropic_error
 from engine.server.metrics import RequestRecord
-from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompt
-from engine.server.response import ChatResponseBuilder, ResponseBuilder, TextResponseBuilder
-from engine.server.scheduler import Scheduler
+from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompts
+from engine.server.response import Answer, ResponseBuilder
+from engine.server.scheduler import DecodeJob, Scheduler
 from engine.server.schema import Refusal, invalid, refusal_of, refusing
 from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event
 from engine.server.sessions import LoadedModel
@@ -32,7 +35,6 @@ from engine.server.sessions import LoadedModel
 RETRY_S = 2  # when a client that was refused for a full queue may try again
 KEEPALIVE_S = 5.0
 PAUSE_S = 0.025  # between chunks, so that a fast model is not slowed down by sending single tokens
-DONE = b"data: [DONE]\n\n"
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -42,6 +44,7 @@ BUG = Refusal(500, "this is a bug in the server; its log says more", code="bug")
 
 ENDS = (DecodeFinished, DecodeFailed)
 NO_RECEIVE: Any = None  # a reply that is sent whole does not listen
+NewBuilder = Callable[[Any, LoadedModel, RenderedPrompt, DecodeRequest], ResponseBuilder]
 
 
 @dataclass(frozen=True)
@@ -51,40 +54,47 @@ class RequestLimits:
     max_tokens: int = 4096  # of an answer
     default_tokens: int = 512  # … whose request says nothing
     admitted: int = 68  # requests that are served or wait
+    strict: bool = False  # refuse unknown fields, instead of ignoring those that change nothing
 
 
 class EventQueue:
-    """The events of one request for the event loop, woken only while it waits, to get several at once."""
+    """The events of a request for the event loop, each with the number of its choice.
 
-    def __init__(self) -> None:
+    The loop is woken only while it waits, to get several at once.
+    """
+
+    def __init__(self, choices: int = 1) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
-        self._events: deque[Event] = deque()
+        self._events: deque[tuple[int, Event]] = deque()
         self._waiting = False
+        self._open = choices  # that have not ended; 0 once one has failed
 
-    def put(self, event: Event) -> None:
+    def put(self, event: Event, choice: int = 0) -> None:
         """Add an event, from any thread; where the loop has ended already it is dropped."""
-        self._events.append(event)
-        if self._waiting or isinstance(event, ENDS):
+        self._events.append((choice, event))
+        if isinstance(event, ENDS):
+            self._open = 0 if isinstance(event, DecodeFailed) else self._open - 1
+        if self._waiting or self._open <= 0:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     async def pause(self, seconds: float) -> None:
         """Wait so long, or until the last event comes."""
-        await self._wait(lambda: bool(self._events) and isinstance(self._events[-1], ENDS), seconds)
+        await self._wait(lambda: self._open <= 0, seconds)
 
-    async def next(self, seconds: float | None = None) -> list[Event]:
+    async def next(self, seconds: float | None = None) -> list[tuple[int, Event]]:
         """Return the events there are, none after a timeout; raise a failed request's error after them."""
         self._waiting = True
         try:
             await self._wait(lambda: bool(self._events), seconds)
         finally:
             self._waiting = False
-        found: list[Event] = []
-        while self._events and not (found and isinstance(self._events[0], DecodeFailed)):
-            event = self._events.popleft()
+        found: list[tuple[int, Event]] = []
+        while self._events and not (found and isinstance(self._events[0][1], DecodeFailed)):
+            choice, event = self._events.popleft()
             if isinstance(event, DecodeFailed):
                 raise event.error
-            found.append(event)
+            found.append((choice, event))
         return found
 
     async def _wait(self, ready: Callable[[], bool], seconds: float | None) -> None:
@@ -110,11 +120,15 @@ class Service:
         for threads in (self._tokenizing, self._compiling):
             threads.shutdown(cancel_futures=True)
 
-    @asynccontextmanager
-    async def job(
+    @contextmanager
+    def _admitted(
         self, request: schema.AnyRequest, record: RequestRecord
-    ) -> AsyncIterator[tuple[ResponseBuilder, EventQueue]]:
-        """Have a request decoded; leaving the block before its last event, DecodeFinished, cancels it."""
+    ) -> Iterator[tuple[ModelEntry, Channel]]:
+        """Return what the request names, and count it; raise Refusal where there is no room for it."""
+        unknown = [name for name in request.ignored if name not in schema.WITHOUT_EFFECT]
+        if self.limits.strict and unknown:
+            text = f"{unknown[0]} is unknown here; leave it out"
+            raise invalid(unknown[0], text, code="unknown_parameter")
         channel, known = request.kv_channel, self.registry.channels
         if channel is not None and channel not in known and not self.registry.spells_policy(channel):
             # 400, where an id has 404
@@ -127,74 +141,141 @@ class Service:
             text = f"{self.admitted} requests are served or wait, as many as may; try again later"
             raise Refusal(429, text, code="queue_full", headers={"retry-after": str(RETRY_S)})
         record.model, record.channel = entry.name, resolved.name
-        lease, job = self.scheduler.lease(entry), None
         self.admitted += 1
         try:
-            with refusing("model"):
-                model = await asyncio.wrap_future(lease.granted)
-            builder = await self._prepare(request, model, resolved, record.owner)
-            record.prompt_tokens = len(builder.decoded.prompt)
-            events = EventQueue()
-            job = self.scheduler.submit(lease, builder.decoded, events.put)
-            yield builder, events
+            yield entry, resolved
         finally:
             self.admitted -= 1
-            if job is None:
+
+    @asynccontextmanager
+    async def job(
+        self, request: schema.AnyRequest, record: RequestRecord, new_builder: NewBuilder
+    ) -> AsyncIterator[tuple[Answer, EventQueue]]:
+        """Have the choices of a request decoded; leaving the block before all have ended cancels them."""
+        with self._admitted(request, record) as (entry, channel):
+            # all at once: one asked for later could wait for a request that waits for this one's model
+            count = request.prompt_count * request.decoded_choices
+            leases = [self.scheduler.lease(entry) for _ in range(count)]
+            jobs: list[DecodeJob] = []
+            try:
+                with refusing("model"):
+                    model, *_ = [await asyncio.wrap_future(lease.granted) for lease in leases]
+                builders = await self._prepare(request, model, channel, record.owner, new_builder)
+                answer, events = Answer(builders), EventQueue(len(builders))
+                record.prompt_tokens = answer.usage().prompt_tokens
+                for choice, (lease, builder) in enumerate(zip(leases, builders, strict=True)):
+                    deliver = partial(events.put, choice=choice)
+                    jobs.append(self.scheduler.submit(lease, builder.decoded, deliver))
+                yield answer, events
+            finally:
+                for lease in leases[len(jobs) :]:
+                    self.scheduler.release(lease)
+                for job in jobs:
+                    job.cancelled.set()
+
+    async def count_tokens(self, request: schema.ChatRequest, record: RequestRecord) -> int:
+        """Return how many tokens the prompt has; raise Refusal as `job` does."""
+        with self._admitted(request, record) as (entry, _):
+            lease = self.scheduler.lease(entry)
+            try:
+                with refusing("model"):
+                    model = await asyncio.wrap_future(lease.granted)
+                (prompt,) = await self._prompts(request, model)
+                return len(prompt.tokens)
+            finally:
                 self.scheduler.release(lease)
-            else:
-                job.cancelled.set()
+
+    async def _prompts(self, request: schema.AnyRequest, model: LoadedModel) -> list[RenderedPrompt]:
+        run = asyncio.get_running_loop().run_in_executor
+        if isinstance(request, schema.ChatRequest):
+            return [await run(self._tokenizing, chat_prompt, request, model)]
+        return await run(self._tokenizing, text_prompts, request, model)
 
     async def _prepare(
-        self, request: schema.AnyRequest, model: LoadedModel, channel: Channel, owner: str
-    ) -> ResponseBuilder:
+        self,
+        request: schema.AnyRequest,
+        model: LoadedModel,
+        channel: Channel,
+        owner: str,
+        new_builder: NewBuilder,
+    ) -> list[ResponseBuilder]:
+        """Make what builds the answers of all choices, a prompt's behind one another; raise Refusal."""
         run = asyncio.get_running_loop().run_in_executor
-        builder: type[ResponseBuilder]
         if isinstance(request, schema.ChatRequest):
-            builder, logprobs = ChatResponseBuilder, (request.top_logprobs or 0) if request.logprobs else None
-            prompt = await run(self._tokenizing, chat_prompt, request, model)
+            logprobs = (request.top_logprobs or 0) if request.logprobs else None
         else:
-            builder, logprobs = TextResponseBuilder, request.logprobs
-            prompt = await run(self._tokenizing, text_prompt, request, model)
-        grammar = None
+            logprobs = request.logprobs
+        prompts = await self._prompts(request, model)
+        grammars: list[Grammar | None] = [None] * len(prompts)
         if needs_grammar(request):
-            grammar = await run(self._compiling, grammar_of, request, model, prompt)
+            grammars = [await run(self._compiling, grammar_of, request, model, prompt) for prompt in prompts]
         bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
         model.refuse_tokens("logit_bias", bias)
+        model.refuse_tokens("stop_token_ids", request.stop_token_ids or ())
         block = model.block if request.block is None and request.drafter != "none" else request.block
-        decode_request = DecodeRequest(
-            prompt=prompt.tokens,
-            stable_prefix=prompt.stable_prefix,
-            max_tokens=self._max_tokens(request, model, prompt),
+        ranked = request.decoded_choices > request.kept_choices
+        shared = DecodeRequest(
+            prompt=[],
+            stable_prefix=0,
+            max_tokens=1,
             channel=channel,
             drafter=request.drafter or "default",
             block=None if block == "auto" else block,
             sampling=_sampling(request),
             stop_texts=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
-            logprobs=logprobs,
+            stop_tokens=tuple(request.stop_token_ids or ()),
+            ignore_stops=bool(request.ignore_eos),
+            min_tokens=request.min_tokens or 0,
+            logprobs=0 if logprobs is None and ranked else logprobs,
+            prompt_logprobs=logprobs if isinstance(request, schema.TextRequest) and request.echo else None,
             penalties={name: value for name in PENALTIES if (value := getattr(request, name))},
             bias=bias,
-            grammar=grammar,
             owner=owner,
         )
-        return builder(request, model, prompt, decode_request)
+        return [
+            new_builder(
+                request,
+                model,
+                prompt,
+                replace(
+                    shared,
+                    prompt=prompt.tokens,
+                    stable_prefix=prompt.stable_prefix,
+                    max_tokens=self._max_tokens(request, model, prompt),
+                    grammar=grammar,
+                    sampling=sampling,
+                ),
+            )
+            for prompt, grammar in zip(prompts, grammars, strict=True)
+            for sampling in _samplings(shared.sampling, request.decoded_choices)
+        ]
 
     def _max_tokens(self, request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> int:
-        param, wanted, most = "max_tokens", request.max_tokens, self.limits.max_tokens
-        if isinstance(request, schema.ChatRequest) and request.max_completion_tokens is not None:
-            param, wanted = "max_completion_tokens", request.max_completion_tokens
-        if wanted is not None and wanted > most:
-            raise invalid(param, f"{param} must be at most {most} on this server, not {wanted}")
-        count = wanted or min(self.limits.default_tokens, most)
+        """What the request wants, or as much as the server and the model's context leave of it.
+
+        1 for a request of none, which the answer leaves out: the engine decodes at least one.
+        """
+        most, wanted = self.limits.max_tokens, request.wanted_tokens
+        count = min(self.limits.default_tokens if wanted is None else max(wanted, 1), most)
         return count if model.context is None else min(count, model.context - len(prompt.tokens))
 
 
 def _sampling(request: schema.CompletionRequest) -> Sampling:
     given = {name: getattr(request, name) for name in ("temperature", "top_p", "min_p", "top_k")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given.get("temperature", 0) < COLDEST or given.get("top_p") == 0:  # both leave the likeliest token
+        given = {}
     seed = None if request.seed is None else request.seed % 2**63  # clients send negative ones too
-    sampling = Sampling(**{name: value for name, value in given.items() if value is not None}, seed=seed)
-    with refusing("temperature"):
-        sampling.check()
-    return sampling
+    return Sampling(**given, seed=seed)
+
+
+def _samplings(first: Sampling, count: int) -> Iterator[Sampling]:
+    """The sampling of each choice of a prompt: where there is a seed, the others' are derived from it."""
+    for choice in range(count):
+        seed = first.seed
+        if choice and seed is not None:
+            seed = int.from_bytes(hashlib.sha256(f"{seed}:{choice}".encode()).digest()[:8]) % 2**63
+        yield replace(first, seed=seed)
 
 
 class CompletionResponse(Response):
@@ -203,10 +284,18 @@ class CompletionResponse(Response):
     stalled_s: ClassVar[float] = 60.0  # how long a client may accept nothing before its request is cancelled
 
     def __init__(
-        self, service: Service, request: schema.AnyRequest, record: RequestRecord, *, log_content: bool
+        self,
+        service: Service,
+        request: schema.AnyRequest,
+        record: RequestRecord,
+        new_builder: NewBuilder,
+        *,
+        log_content: bool,
     ) -> None:
         super().__init__()
         self._service, self._request, self._record = service, request, record
+        self._new_builder = new_builder
+        self._builder: ResponseBuilder | None = None  # of a stream that has started
         self._log_content = log_content
 
     async def __call__(self, _: Message, receive: Receive, send: Send) -> None:
@@ -236,9 +325,10 @@ class CompletionResponse(Response):
 
     async def _answer(self, send: Send) -> None:
         try:
-            async with self._service.job(self._request, self._record) as (builder, events):
-                answer = self._stream if self._request.stream else self._whole
-                await answer(send, builder, events)
+            job = self._service.job(self._request, self._record, self._new_builder)
+            async with job as (answer, events):
+                respond = self._stream if self._request.stream else self._whole
+                await respond(send, answer, events)
         except EngineError as error:
             await self._refuse(send, refusal_of(error))
         except TimeoutError:  # the client accepts nothing
@@ -247,70 +337,72 @@ class CompletionResponse(Response):
             await self._refuse(send, BUG)
             raise
 
-    async def _whole(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
-        while True:
-            batch = await events.next()
-            builder.hear(self._steps(batch))
-            if isinstance(ended := batch[-1], DecodeFinished):
-                body = builder.complete(ended).model_dump_json().encode()
-                self._note(builder, ended)
-                self._record.status = 200
-                await Response(body, media_type="application/json")({"type": "http"}, NO_RECEIVE, send)
-                return
+    async def _whole(self, send: Send, answer: Answer, events: EventQueue) -> None:
+        while not answer.ended:
             if self._record.first_s is not None:
                 await events.pause(PAUSE_S)
+            answer.hear(self._counted(await events.next()))
+        body = answer.complete().model_dump_json().encode()
+        self._note(answer)
+        self._record.status = 200
+        await Response(body, media_type="application/json")({"type": "http"}, NO_RECEIVE, send)
 
-    async def _stream(self, send: Send, builder: ResponseBuilder, events: EventQueue) -> None:
+    async def _stream(self, send: Send, answer: Answer, events: EventQueue) -> None:
         batch = await events.next(KEEPALIVE_S)
         self._record.status = 200
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
-        body = _framed(builder.begin())
-        while not (batch and isinstance(batch[-1], DecodeFinished)):
-            body += _framed(builder.take(self._steps(batch))) if batch else b": waiting\n\n"
+        self._builder = first = answer.first
+        body = _framed(first, answer.begin())
+        while True:
+            body += _framed(first, answer.take(self._counted(batch))) if batch else first.waiting
+            if answer.ended:
+                break
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             if self._record.first_s is not None:
                 await events.pause(PAUSE_S)
             batch, body = await events.next(KEEPALIVE_S), b""
-        ended = batch[-1]
-        body += _framed(builder.take(self._steps(batch))) + _framed(builder.end(ended)) + DONE
-        self._note(builder, ended)
-        await send({"type": "http.response.body", "body": body})
+        self._note(answer)
+        await send({"type": "http.response.body", "body": body + first.done})
 
-    def _steps(self, batch: Sequence[Event]) -> list[Step]:
-        steps = [event for event in batch if isinstance(event, Step)]
-        if steps:
+    def _counted(self, batch: list[tuple[int, Event]]) -> list[tuple[int, Event]]:
+        if steps := [event for _, event in batch if isinstance(event, Step)]:
             self._record.add_tokens(sum(len(step.tokens) for step in steps))
-        return steps
+        return batch
 
-    def _note(self, builder: ResponseBuilder, ended: DecodeFinished) -> None:
-        record, how = self._record, builder.provenance(ended)
-        record.completion_tokens, record.cached_tokens = len(builder.tokens), ended.cached_tokens
-        record.drafter, record.finish = how.drafter, builder.finish(ended)
+    def _note(self, answer: Answer) -> None:
+        record, how, usage = self._record, answer.provenance(), answer.usage()
+        record.completion_tokens = usage.completion_tokens
+        record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        record.drafter, record.finish = how.drafter, answer.finish
         record.verify_rounds = how.verify_rounds
         if how.drafted is not None:  # accepted drafts are counted as a part of those
             record.drafted, record.accepted = how.drafted, how.accepted
         if self._log_content:
-            answer = builder.parsed.content
-            record.content = {"request": self._request.model_dump_json(), "answer": answer}
+            said = "\n".join(builder.parsed.content for builder in answer.builders)
+            record.content = {"request": self._request.model_dump_json(), "answer": said}
 
     async def _refuse(self, send: Send, refusal: Refusal) -> None:
         """Send an error document with its status, or as the last event of a stream that has started."""
         self._record.error = refusal.code
-        if self._record.status:
+        if self._builder is not None:
             self._record.finish = "failed"
-            body = b"data: " + json.dumps(refusal.document()).encode() + b"\n\n"
+            body = _framed(self._builder, self._builder.fail(refusal))
             await send({"type": "http.response.body", "body": body})
         else:
-            self._record.status = refusal.status
-            await send_refusal(send, refusal)
+            response = refused(refusal, self._record.path)
+            self._record.status = response.status_code
+            await response({"type": "http"}, NO_RECEIVE, send)
 
 
-def _framed(chunks: Iterable[schema.Reply]) -> bytes:
-    return b"".join(b"data: " + chunk.model_dump_json().encode() + b"\n\n" for chunk in chunks)
+def _framed(builder: ResponseBuilder, replies: Iterable[schema.Reply]) -> bytes:
+    return b"".join(builder.frame(reply) for reply in replies)
 
 
-async def send_refusal(send: Send, refusal: Refusal) -> None:
-    """Send the error document of a refusal."""
-    response = JSONResponse(refusal.document(), refusal.status, refusal.headers)
-    await response({"type": "http"}, NO_RECEIVE, send)
+def refused(refusal: Refusal, path: str) -> Response:
+    """Return the error document of a refusal, in the form of the path's protocol."""
+    document, status = refusal.document(), refusal.status
+    if path.startswith(MESSAGES_PATH):
+        error, status = anthropic_error(refusal)
+        document = error.model_dump()
+    return JSONResponse(document, status, refusal.headers)

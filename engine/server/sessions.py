@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.cache.auto import measured
 from engine.cache.policy import KVPolicy
-from engine.cache.transaction import resident
+from engine.decode import SequenceDecoder
 from engine.device import fit_threads
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.drafters.base import Drafter
@@ -27,9 +27,9 @@ from engine.external_engines.loops import open_external_engine
 from engine.grammar import Vocabulary
 from engine.memory import require_memory
 from engine.registry import Located, ModelEntry
-from engine.server.prompt_cache import CacheKey
+from engine.server.prompt_cache import CacheKey, PromptCache
 from engine.server.schema import invalid, unsupported
-from engine.server.sequence import DecodeRequest, check_external_request
+from engine.server.sequence import DecodeRequest, RequestDecoder, check_external_request
 from engine.session import Session
 from engine.target.attention import refuse_policy
 from engine.target.loading import LoadedDrafter, LoadedTarget, load_target
@@ -37,26 +37,8 @@ from evidence_format.model import Model
 
 logger = logging.getLogger(__name__)
 LOOKUP = "prompt-lookup"
-
-
-@dataclass
-class OpenSession:
-    """A request's session, and the draft length that learns from all requests like it."""
-
-    key: CacheKey
-    session: Session
-    draft_length: DraftLength
-
-    @property
-    def nbytes(self) -> int:
-        session, drafter = self.session, self.session.drafter
-        return resident(session.caches)[1] + (drafter.nbytes if drafter is not None else 0)
-
-    def close(self) -> None:
-        try:
-            self.session.close()
-        except Exception:
-            logger.exception("a session cannot be closed")
+MOST_PARALLEL = 32  # requests at once, where memory allows more; mlx-lm's server has the same bound
+REQUESTS_SHARE = 0.75  # of the memory that the weights leave; the rest is the prompt cache's
 
 
 @dataclass
@@ -71,6 +53,8 @@ class LoadedModel:
     _draft_lengths: defaultdict[tuple[str, str], list[DraftLength]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    _batch_draft_lengths: dict[Any, DraftLength] = field(default_factory=dict)
+    parallel: int = 1  # requests for whose keys and values there was memory when it was loaded
 
     @classmethod
     def load(cls, located: Located) -> "LoadedModel":
@@ -78,16 +62,20 @@ class LoadedModel:
         entry = located.entry
         about: dict[str, Any] = {"context": entry.context, "dtype": entry.dtype, "quantize": entry.quantize}
         try:
-            require_memory(located.target, drafter=located.drafter, **about)
+            fit = require_memory(located.target, drafter=located.drafter, **about)
         except InputError:
             if entry.engine is None:
                 raise
-            require_memory(located.target, **about)  # its drafter may be one that our engine does not know
+            # its drafter may be one that our engine does not know
+            fit = require_memory(located.target, **about)
+        left = int(REQUESTS_SHARE * (fit.free - fit.weights))
+        parallel = min(max(left // max(fit.caches + fit.drafter, 1), 1), MOST_PARALLEL)
         target = load_target(located.target, entry.dtype, entry.quantize)
         fit_threads(target.target.hidden_size)
         if entry.engine is not None:
-            return cls(located, target, open_external_engine(entry.engine, target, *located.external))
-        model = cls(located, target)
+            external = open_external_engine(entry.engine, target, *located.external)
+            return cls(located, target, external, parallel=parallel)
+        model = cls(located, target, parallel=parallel)
         model.drafter("default")
         return model
 
@@ -194,19 +182,50 @@ class LoadedModel:
         versions = [version("mlx"), version("mlx-lm")]
         return [_weights(self.target.card), _digest(read), _digest(str(template)), *versions]
 
-    def open_session(self, request: DecodeRequest) -> OpenSession:
-        loaded = self.drafter(request.drafter)
+    def open(
+        self,
+        request: DecodeRequest,
+        cache: PromptCache,
+        *,
+        chunk: int,
+        submitted: float,
+        obstacle: str | None,
+    ) -> RequestDecoder:
+        """Begin to decode a request with our engine; ``obstacle`` is why an external one cannot."""
+        why_off, loaded = self.why_off(request), self.drafter(request.drafter)
+        if obstacle is not None:
+            logger.warning("%s: %s; decoding plainly", self.entry.name, obstacle)
+            why_off = f"plain decoding: {obstacle}"
         drafter = loaded.drafter.twin() if loaded else None
-        headroom = 2 * drafter.block_size if drafter else 1
         policy = self._measured(request.channel.policy)
-        session = Session(self.target.target, drafter, headroom=headroom, policy=policy)
-        return OpenSession(self.key(request), session, self._draft_length(request, drafter))
+        return RequestDecoder(
+            request,
+            self.target,
+            Session(self.target.target, drafter, headroom=self._headroom, policy=policy),
+            cache,
+            self.key(request),
+            draft_length=self._draft_length(request, drafter),
+            chunk=chunk,
+            submitted=submitted,
+            why_off=why_off,
+            fallback_from=None if self.external is None else self.external.name,
+        )
 
-    def close_session(self, request: DecodeRequest, opened: OpenSession) -> None:
-        """Close a session whose request has ended well, and keep what its draft length has measured."""
-        opened.close()
-        if opened.session.drafter is not None and _learns(request):
-            self._draft_lengths[request.channel.policy.spec, request.drafter].append(opened.draft_length)
+    def close(self, decoder: RequestDecoder) -> None:
+        """Close a request's session, and keep what its draft length has measured."""
+        try:
+            decoder.session.close()
+        except Exception:
+            logger.exception("a session cannot be closed")
+        drafter, request = decoder.session.drafter, decoder.request
+        if drafter is not None and request.block is None:
+            self._draft_lengths[request.channel.policy.spec, request.drafter].append(decoder.draft_length)
+
+    @cached_property
+    def _headroom(self) -> int:
+        """The longest block; the same for all requests, so that those of any drafter share a batch."""
+        known = (self.drafter(word) for word in ("default", LOOKUP))
+        return max((2 * loaded.drafter.block_size for loaded in known if loaded is not None), default=1)
 
     def _draft_length(self, request: DecodeRequest, drafter: Drafter | None) -> DraftLength:
         """One that has learnt from earlier requests, or a separate one for a fixed block."""
@@ -217,9 +236,18 @@ class LoadedModel:
         idle = self._draft_lengths[request.channel.policy.spec, request.drafter]
         return idle.pop() if idle else AdaptiveDraftLength.of(drafter)
 
-
-def _learns(request: DecodeRequest) -> bool:
-    return request.block is None
+    def batch_draft_length(self, rows: Sequence[SequenceDecoder]) -> DraftLength:
+        """What chooses the blocks of a batch: it has learnt from earlier ones of about this size."""
+        drafters = {row.session.drafter.name: row.session.drafter for row in rows if row.session.drafter}
+        if not drafters:
+            return FixedDraftLength(1)
+        policies = frozenset(row.session.policy.spec for row in rows)
+        size = (len(rows) - 1).bit_length()  # 2, 4, 8 … sequences
+        key = policies, frozenset(drafters), size
+        if key not in self._batch_draft_lengths:
+            longest = max(drafters.values(), key=lambda drafter: drafter.draft_forwards(1))
+            self._batch_draft_lengths[key] = AdaptiveDraftLength.of(longest)
+        return self._batch_draft_lengths[key]
 
 
 def _weights(card: Model | None) -> tuple[str, str, str | None] | None:

@@ -10,6 +10,7 @@ import pytest
 
 from engine.registry import Places, Registry
 from engine.server.metrics import RequestRecord
+from engine.server.response import TextResponseBuilder
 from engine.server.scheduler import Scheduler, SchedulerLimits
 from engine.server.schema import TextRequest
 from engine.server.serve import model_finder
@@ -48,7 +49,10 @@ def test_a_stalled_client_is_dropped_and_its_resources_freed(
     async def answer() -> None:
         request = TextRequest.model_validate(ENDLESS)
         await asyncio.wait_for(
-            CompletionResponse(service, request, record, log_content=False)({}, never, send), 30
+            CompletionResponse(service, request, record, TextResponseBuilder, log_content=False)(
+                {}, never, send
+            ),
+            30,
         )
         while service.scheduler.stats.active:
             await asyncio.sleep(0.01)
@@ -73,7 +77,10 @@ def test_a_disconnect_ends_the_decoding(service: Service):
 
         request = TextRequest.model_validate(ENDLESS)
         await asyncio.wait_for(
-            CompletionResponse(service, request, record, log_content=False)({}, receive, send), 30
+            CompletionResponse(service, request, record, TextResponseBuilder, log_content=False)(
+                {}, receive, send
+            ),
+            30,
         )
         while service.scheduler.stats.active:
             await asyncio.sleep(0.01)

@@ -223,13 +223,80 @@ def test_a_model_calls_a_tool_and_uses_what_it_says(client: openai.OpenAI):
     assert after.choices[0].finish_reason == "stop"
 
 
-def test_a_streamed_tool_call_is_the_same(client: openai.OpenAI):
+def test_the_arguments_of_a_call_are_streamed_as_they_come(client: openai.OpenAI):
     first = [{"role": "user", "content": by_heart.ASKED}]
     chunks = list(asked(client, model="heart", messages=first, tools=[by_heart.WEATHER], stream=True))
     calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
-    assert [(call.index, call.function.name) for call in calls] == [(0, "weather")]
+    assert {call.index for call in calls} == {0}
+    assert [(call.function.name, call.function.arguments) for call in calls[:1]] == [("weather", "")]
+    assert calls[0].id.startswith("call_")
+    assert all(call.id is None and call.function.name is None for call in calls[1:])
+    assert json.loads("".join(call.function.arguments for call in calls)) == {"city": "Oslo"}
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
     assert not "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_max_tokens_cuts_off_is_no_text(client: openai.OpenAI, *, stream: bool):
+    asking = {"messages": [{"role": "user", "content": by_heart.ASKED}], "tools": [by_heart.WEATHER]}
+    whole = asked(client, model="heart", **asking).usage.completion_tokens
+    for most in (whole // 3, whole // 2, whole - 12, whole - 8, whole - 6):
+        reply = asked(client, model="heart", max_tokens=most, stream=stream, **asking)
+        parts = [chunk.choices[0] for chunk in reply] if stream else reply.choices
+        messages = [part.delta if stream else part.message for part in parts]
+        calls = [call.function for message in messages for call in message.tool_calls or []]
+        assert parts[-1].finish_reason == "length"
+        assert not "".join(message.content or "" for message in messages)
+        arguments = "".join(call.arguments for call in calls)
+        assert '{"city": "Oslo"}'.startswith(arguments)
+    assert calls[0].name == "weather"
+    assert arguments
+
+
+def test_a_demanded_call_of_a_tool_without_parameters_has_no_arguments(client: openai.OpenAI):
+    tools = [{"type": "function", "function": {"name": "now", "description": "Tells the time."}}]
+    for choice in ("required", {"type": "function", "function": {"name": "now"}}):
+        call = asked(client, tools=tools, tool_choice=choice).choices[0].message.tool_calls[0].function
+        assert (call.name, json.loads(call.arguments)) == ("now", {})
+
+
+@pytest.mark.slow
+def test_allowed_tools_restrict_the_choice(client: openai.OpenAI):
+    tools = [by_heart.WEATHER, {"type": "function", "function": {"name": "now"}}]
+    named = [{"type": "function", "function": {"name": "now"}}]
+    for mode, most in (("required", 60), ("auto", 3)):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+        reply = asked(client, tools=tools, tool_choice=choice, max_tokens=most)
+        fewer = asked(client, tools=tools[1:], max_tokens=3)
+        assert reply.usage.prompt_tokens == fewer.usage.prompt_tokens
+        calls = [call.function.name for call in reply.choices[0].message.tool_calls or []]
+        assert calls == (["now"] if mode == "required" else [])
+    choice["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "later"}}]
+    with pytest.raises(openai.BadRequestError, match="'later'"):
+        asked(client, tools=tools, tool_choice=choice)
+
+
+@pytest.mark.sampled(3, 1)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "custom", "custom": {"name": "shell"}}]},
+        {"tools": [by_heart.WEATHER], "tool_choice": {"type": "custom", "custom": {"name": "shell"}}},
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "shell", "input": "ls"}}],
+                }
+            ]
+        },
+    ],
+)
+def test_custom_tools_are_not_implemented(client: openai.OpenAI, fields: Any):
+    with pytest.raises(openai.InternalServerError, match="custom tool") as caught:
+        asked(client, **fields)
+    assert caught.value.status_code == 501
 
 
 @pytest.mark.sampled(2, 1)
