@@ -135,9 +135,11 @@ def _refuse_long(size: int, unit: str, model: LoadedModel, param: str) -> None:
     """Refuse what does not fit, characters before they are tokenized, which takes seconds for long texts."""
     if model.context is None:
         return
-    if size > (model.context - 1 if unit == "tokens" else model.context * model.longest_token):
+    most = model.context - 1 if unit == "tokens" else model.context * model.longest_token
+    if size > most:  # in these words, since agents look for them, to make their conversation shorter
         takes = f"{model.entry.name} takes {model.context} tokens, those of the answer included"
-        raise invalid(param, f"the prompt has {size} {unit}; {takes}", code="context_length_exceeded")
+        text = f"prompt is too long: {size} {unit} > {most} maximum; {takes}"
+        raise invalid(param, text, code="context_length_exceeded")
 
 
 def _checked(prompt: RenderedPrompt, model: LoadedModel, param: str) -> RenderedPrompt:

@@ -32,6 +32,14 @@ from engine.server.sequence import DecodeFinished
 LONGEST_NAME = 128  # characters of a function's name with its namespace
 MOST_TURNS = 256  # kept for one API key
 MOST_STORED = 2**25  # characters kept for one API key, with what a turn shares with the ones before it
+RESPONSES_PATH = "/v1/responses"
+# fields of a chat request -> what they are called here
+PARAMS = {
+    "messages": "input",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "max_completion_tokens": "max_output_tokens",
+}
 LOGPROBS = "message.output_text.logprobs"  # what `include` calls them
 # what asks for a tool of OpenAI's own, or for one that takes text that is no JSON
 FUNCTION_TYPES = ("function", "namespace")

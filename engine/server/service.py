@@ -27,6 +27,7 @@ from engine.server.messages import MESSAGES_PATH, anthropic_error
 from engine.server.metrics import RequestRecord
 from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompts
 from engine.server.response import Answer, ResponseBuilder
+from engine.server.responses import PARAMS, RESPONSES_PATH
 from engine.server.scheduler import DecodeJob, Scheduler
 from engine.server.schema import Refusal, invalid, refusal_of, refusing
 from engine.server.sequence import DecodeFailed, DecodeFinished, DecodeRequest, Event
@@ -402,6 +403,8 @@ def _framed(builder: ResponseBuilder, replies: Iterable[schema.Reply]) -> bytes:
 def refused(refusal: Refusal, path: str) -> Response:
     """Return the error document of a refusal, in the form of the path's protocol."""
     document, status = refusal.document(), refusal.status
+    if path == RESPONSES_PATH and refusal.param is not None:
+        document = replace(refusal, param=PARAMS.get(refusal.param, refusal.param)).document()
     if path.startswith(MESSAGES_PATH):
         error, status = anthropic_error(refusal)
         document = error.model_dump()
