@@ -79,9 +79,8 @@ def command(**values: Any) -> None:
     from engine.server.scheduler import SchedulerLimits
     from engine.server.serve import ServerSettings, check_registry, serve
     from engine.server.service import RequestLimits
-    from engine.server.sessions import MOST_PARALLEL
 
-    requests = take(RequestLimits, values, admitted=(values["parallel"] or MOST_PARALLEL) + values["queue"])
+    requests = take(RequestLimits, values)
     limits = take(SchedulerLimits, values)
     serving = take(
         ServerSettings, values, keys=keys, metrics_keys=metrics_keys, request_limits=requests, limits=limits

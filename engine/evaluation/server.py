@@ -68,7 +68,7 @@ class ServerSwitches(measure.SetSwitches):
     def serving(self) -> ServerSettings:
         """The server whose answers are compared: it keeps nothing between requests."""
         return ServerSettings(
-            request_limits=RequestLimits(max(self.max_tokens, LONG), self.max_tokens, 2 * self.clients),
+            request_limits=RequestLimits(max(self.max_tokens, LONG), self.max_tokens, self.clients),
             limits=SchedulerLimits(parallel=self.clients, sessions=0, chunk=self.prefill_chunk),
         )
 

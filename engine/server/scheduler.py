@@ -101,6 +101,11 @@ class ActiveRequest:
     counts: DraftCounts = field(default_factory=DraftCounts)  # of one, with its drafter's caches
 
     @property
+    def computes_prompt(self) -> bool:
+        """Whether our engine has begun with its prompt, and not finished it."""
+        return self.decoder is not None and self.decoder.begun and self.decoder.left > 0
+
+    @property
     def nbytes(self) -> int:
         if self.decoder is not None:
             return self.decoder.nbytes
@@ -127,6 +132,7 @@ class Scheduler:
         self._gate, self._closed = Lock(), False  # closed: no more calls are accepted
         self._updated = 0.0
         self.stats = SchedulerStats()
+        self.parallel = limits.parallel or 1  # requests decoded at once, as far as is known
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
     # --- for other threads -------------------------------------------------------------------------------
@@ -224,6 +230,7 @@ class Scheduler:
                 return
             self._leases.popleft()
             self._models[name] = self._models.pop(name, model)
+            self.parallel = self._limits.parallel or max(each.parallel for each in self._models.values())
             self._leased[name] = self._leased.get(name, 0) + 1
             lease.granted.set_result(model)
 
@@ -293,14 +300,17 @@ class Scheduler:
         waiting = [each for each in self._active if each.decoder is not None and each.batch is None]
         if self._turns % 2:
             waiting.sort(key=_positions_left)
+        for active in waiting:
+            if active.decoder is not None and not active.decoder.begun:
+                self._next_event(
+                    active
+                )  # computes nothing, and tells other prompts that it shares their beginning
         computed = 0
         for active in waiting:
-            while computed < self._limits.chunk and active in self._active and active.batch is None:
+            while computed < self._limits.chunk and active.computes_prompt and active in self._active:
                 before = _positions_left(active)
                 self._next_event(active)
-                if (done := before - _positions_left(active)) <= 0:
-                    break  # it waits for another prompt, which begins like its own
-                computed += done
+                computed += before - _positions_left(active)
 
     def _next_event(self, active: ActiveRequest) -> None:
         """Take the next event of a request that is in no batch."""

@@ -153,7 +153,8 @@ class RequestDecoder:
         self._target, self._cache, self._key = target, cache, key
         self._chunk, self._submitted = chunk, submitted
         self._why_off, self._fallback_from = why_off, fallback_from
-        self.left = len(request.prompt)  # positions of the prompt that are still to be computed
+        self.begun = False  # with the prompt, which may wait for another one that begins like it
+        self.left = len(request.prompt)  # positions of it that are still to be computed
         self.sequence: SequenceDecoder | None = None  # as soon as the first token is known
         self._started, self._cached = 0.0, 0
         self._found: Found | None = None
@@ -185,7 +186,7 @@ class RequestDecoder:
             self._found = found
         self._cached = session.resume(prompt)
         with cache.prefill(key, prompt, request.stable_prefix, self._cached) as prefill:
-            self.left = total - prefill.done
+            self.begun, self.left = True, total - prefill.done
             yield PrefillProgress(prefill.done, total)
             while (done := prefill.done) < total - 1:
                 size = self._chunk if echoed is None else min(self._chunk, ECHOED_ROWS)

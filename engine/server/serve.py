@@ -22,7 +22,7 @@ from engine.server.app import AccessRules, BoundedProtocol, bare_app, digest, ne
 from engine.server.metrics import Metrics
 from engine.server.scheduler import ModelFinder, Scheduler, SchedulerLimits
 from engine.server.service import RequestLimits, Service
-from engine.server.sessions import MOST_PARALLEL, LoadedModel
+from engine.server.sessions import LoadedModel
 
 SHORTEST_KEY = 16
 ABANDON_S = 5.0  # for telling requests that they were abandoned
@@ -66,7 +66,7 @@ class ServerSettings:
             "--max-tokens": (requests.max_tokens, 1),
             "--default-tokens": (requests.default_tokens, 1),
             "--parallel": (limits.parallel, 1),
-            "--queue": (requests.admitted - (limits.parallel or MOST_PARALLEL), 0),
+            "--queue": (requests.queue, 0),
             "--models": (limits.models, 1),
             "--cache-sessions": (limits.sessions, 0),
             "--cache-mib in bytes": (limits.session_bytes, 0),

@@ -54,7 +54,7 @@ class RequestLimits:
 
     max_tokens: int = 4096  # of an answer
     default_tokens: int = 512  # … whose request says nothing
-    admitted: int = 68  # requests that are served or wait
+    queue: int = 64  # requests that may wait while as many are decoded as can be at once
     strict: bool = False  # refuse unknown fields, instead of ignoring those that change nothing
 
 
@@ -138,7 +138,7 @@ class Service:
             entry, resolved = self.registry.resolve(request.model or self.registry.default, channel)
         if self.closing:
             raise Refusal(503, "the server is shutting down", code="shutting_down")
-        if self.admitted >= self.limits.admitted:
+        if self.admitted >= self.scheduler.parallel + self.limits.queue:
             text = f"{self.admitted} requests are served or wait, as many as may; try again later"
             raise Refusal(429, text, code="queue_full", headers={"retry-after": str(RETRY_S)})
         record.model, record.channel = entry.name, resolved.name

@@ -103,7 +103,7 @@ def test_an_engine_that_does_not_draft_says_so(served: RawServer):
     for name in ("plain_steps", "block", "drafted", "drafter_forwards", "drafter_resident_bytes"):
         assert how[name] == ours[name]
     assert how["plain_steps"] == 23
-    assert how["resident_bytes"] == ours["resident_bytes"] > 0
+    assert 0 < how["resident_bytes"] <= ours["resident_bytes"]  # ours has room for the blocks of others
     assert how["why_off"] == "the engine mlx-lm decodes this model without a drafter"
     assert how["token_ids"] == ours["token_ids"]
 

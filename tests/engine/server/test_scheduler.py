@@ -185,7 +185,7 @@ def test_an_impossible_request_fails_alone(bench: Bench, work: Any, error: Any, 
 
 
 def test_a_bug_in_one_request_ends_that_one(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    def broken(_: Sampling) -> Any:
+    def broken(*_: object, **__: object) -> Any:
         raise RuntimeError("broken")
 
     monkeypatch.setattr("engine.generate.Sampler", broken)

@@ -21,7 +21,7 @@ NAN = float("nan")
         ({"largest_body": 0}, "--max-body in bytes must be at least 1, not 0"),
         ({"request_limits": RequestLimits(max_tokens=0)}, "--max-tokens must be at least 1, not 0"),
         ({"request_limits": RequestLimits(default_tokens=0)}, "--default-tokens must be at least 1, not 0"),
-        ({"request_limits": RequestLimits(admitted=3)}, "--queue must be at least 0, not -1"),
+        ({"request_limits": RequestLimits(queue=-1)}, "--queue must be at least 0, not -1"),
         ({"limits": SchedulerLimits(parallel=0)}, "--parallel must be at least 1, not 0"),
         ({"limits": SchedulerLimits(models=0)}, "--models must be at least 1, not 0"),
         ({"limits": SchedulerLimits(sessions=-1)}, "--cache-sessions must be at least 0, not -1"),
@@ -47,4 +47,4 @@ def test_sizes_must_be_finite(flag: str, value: str):
 
 def test_zeros_that_disable_features_are_valid():
     nothing_kept = SchedulerLimits(sessions=0, session_bytes=0, session_s=0.0)
-    ServerSettings(limits=nothing_kept, request_limits=RequestLimits(admitted=4), grace_s=0.0).check()
+    ServerSettings(limits=nothing_kept, request_limits=RequestLimits(queue=0), grace_s=0.0).check()
