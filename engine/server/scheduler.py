@@ -7,10 +7,11 @@ prompt, or a round), round robin. Leases are granted in order: where too many mo
 import gc
 import logging
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
 from threading import Lock, Thread
@@ -22,8 +23,9 @@ import mlx.core as mx
 from engine.errors import EngineError, GenerationError
 from engine.external_engines.engine import DraftCounts
 from engine.registry import ModelEntry
-from engine.server.prompt_cache import PromptCache
-from engine.server.schema import ShuttingDownError
+from engine.server.disk_cache import DiskCache, DiskLimits, DiskStats
+from engine.server.prompt_cache import CacheKey, PromptCache
+from engine.server.schema import CacheTier, ShuttingDownError
 from engine.server.sequence import (
     DecodeFailed,
     DecodeFinished,
@@ -51,6 +53,10 @@ class SchedulerLimits:
     sessions: int = 32  # snapshots in the prompt cache, see there
     session_bytes: int | None = None  # … of all together; None: a part of the free memory
     session_s: float = 600.0  # … of each after its last use
+    prompt_cache: bool = True  # False: none, neither in memory nor on disk
+    cache_dir: Path | None = None  # where snapshots outlive the process; None: nowhere
+    disk_bytes: int = DiskLimits.most_bytes
+    hourly_bytes: int = DiskLimits.hourly_bytes  # written to it in any hour
     chunk: int = 512  # prompt positions a turn
 
 
@@ -63,6 +69,8 @@ class SchedulerStats:
     cached: int = 0  # snapshots in the prompt cache
     active_bytes: int = 0  # keys and values of active requests
     cached_bytes: int = 0  # … of the snapshots, those that requests and others hold too included
+    cache_hits: Mapping[CacheTier, int] = field(default_factory=dict)  # requests that began from a snapshot
+    disk: DiskStats = field(default_factory=DiskStats)
     memory_bytes: int = 0  # arrays in use, models included
 
 
@@ -101,6 +109,16 @@ class ActiveSequence:
         return sum(int(cache.nbytes) for cache in (*self.caches, *self.counts.caches))
 
 
+def _prompt_cache(limits: SchedulerLimits) -> PromptCache:
+    """Open the folder, too; ConfigurationError where it cannot be used."""
+    if not limits.prompt_cache:
+        return PromptCache(0, 0, 0)
+    disk = None
+    if limits.cache_dir is not None:
+        disk = DiskCache(DiskLimits(limits.cache_dir, limits.disk_bytes, limits.hourly_bytes))
+    return PromptCache(limits.sessions, limits.session_bytes, limits.session_s, disk)
+
+
 class Scheduler:
     """The thread, and the only way to it."""
 
@@ -113,7 +131,7 @@ class Scheduler:
         self._models: dict[str, LoadedModel] = {}  # the least recently requested first
         self._waiting: deque[DecodeJob] = deque()
         self._active: dict[DecodeJob, ActiveSequence] = {}
-        self._cache = PromptCache(limits.sessions, limits.session_bytes, limits.session_s)
+        self._cache = _prompt_cache(limits)
         self._stopping = False
         self._died: BaseException | None = None
         self._gate, self._closed = Lock(), False  # closed: no more calls are accepted
@@ -302,6 +320,14 @@ class Scheduler:
                 job.lease.granted.result().close_session(job.request, sequence.opened)
         if event is not None:
             job.deliver(event)
+        if ended and sequence.opened is not None:  # after the client has its answer
+            self._save(sequence.opened.key, job.request.prompt)
+
+    def _save(self, key: CacheKey, prompt: list[int]) -> None:
+        try:
+            self._cache.save(key, prompt)
+        except Exception:
+            logger.exception("a prompt is kept in memory alone")
 
     def _fail(self, job: DecodeJob, error: Exception) -> None:
         if not isinstance(error, EngineError):
@@ -333,6 +359,8 @@ class Scheduler:
             cached=len(self._cache),
             active_bytes=sum(sequence.nbytes for sequence in self._active.values()),
             cached_bytes=self._cache.nbytes,
+            cache_hits=dict(self._cache.hits),
+            disk=self._cache.disk_stats,
             memory_bytes=int(mx.get_active_memory()),
         )
 
@@ -343,6 +371,7 @@ class Scheduler:
                 sequence.opened.close()
         self._active.clear()
         self._cache.close()
+        self._cache.close_disk()
         self._models.clear()
         mx.clear_cache()
         self._update_stats()

@@ -106,7 +106,7 @@ def decode_in_session(
     while cache.coming(key, prompt):
         yield PrefillProgress(0, total)
     started = perf_counter()
-    if found := cache.find(key, prompt):
+    if found := cache.find(key, prompt, session.snapshot):
         session.restore(found.snapshot)
     drafter, cached = session.drafter, session.resume(prompt)
     with cache.prefill(key, prompt, request.stable_prefix, cached) as prefill:
