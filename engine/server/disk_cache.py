@@ -27,6 +27,7 @@ from threading import Thread
 from time import monotonic
 
 from engine.cache.saved import nbytes_of, pack, read_metadata, unpack
+from engine.device import free_memory
 from engine.errors import ConfigurationError
 from engine.session import SessionSnapshot, common_length, filled
 
@@ -144,7 +145,8 @@ class DiskCache:
         }
         try:
             state = snapshot.state()
-            if len(self._pending) >= WAITING or nbytes_of(state) > min(left, self._limits.most_bytes):
+            most = min(left, self._limits.most_bytes, free_memory() // 2)  # the document is a copy
+            if len(self._pending) >= WAITING or nbytes_of(state) > most:
                 self._skipped += 1
                 return
             document = pack(state, metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -12,11 +13,12 @@ from engine.cache.policy import parse_policy
 from engine.cache.saved import pack, unpack
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
+from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import Drafter
 from engine.drafters.masked_diffusion import MaskedDiffusion
 from engine.session import Session, SessionSnapshot, filled
 from engine.target.model import Target
-from tests.engine import tiny
+from tests.engine import families, tiny
 from tests.engine.cache import models
 from tests.engine.drafters.test_masked_diffusion import network as diffusion_network
 from tests.engine.drafters.test_mtp import made as hidden_state_drafter
@@ -290,6 +292,23 @@ def test_a_saved_snapshot_is_as_small_as_the_policy_packs_it():
 def test_what_cannot_be_saved_is_refused():
     with pytest.raises(TypeError, match="set cannot be saved"):
         pack({"a": {1}}, {})
+
+
+def test_forks_of_a_small_model_let_go_of_its_modules_with_the_last():
+    """Recurrent layers are listened to as long as a drafter uses them, and forks come and go."""
+    target = Target(families.build("qwen3_5"))
+    kinds = [type(module) for module in target.model.modules()]
+    drafter = Autoregressive(target)
+    drafter.observe(FIRST, None)
+    drafter.propose(9, 3)
+    forks = [drafter.fork().fork() for _ in range(2)]
+    assert [type(module) for module in target.model.modules()] != kinds
+    wanted = drafter.propose(7, 3).tokens.tolist()
+    del drafter
+    assert [fork.propose(7, 3).tokens.tolist() for fork in forks] == [wanted] * 2
+    forks.clear()
+    gc.collect()
+    assert [type(module) for module in target.model.modules()] == kinds
 
 
 def test_restoring_ends_the_continuation_of_the_session():
