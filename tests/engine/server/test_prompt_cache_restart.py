@@ -14,11 +14,19 @@ from typing import Any
 import pytest
 import requests
 
-from tests.engine.server.conftest import KEY, ROOT, Running, start
+from tests.engine import families
+from tests.engine.server.conftest import KEY, REGISTRY, ROOT, Running, start
 
 pytestmark = pytest.mark.slow
 
-PROMPT = [5 + 7 * at % 300 for at in range(900)]
+PROMPT = [5 + 7 * at % 290 for at in range(2000)]
+TINY_FAMILIES = {"sliding": "gemma3_text", "recurrent": "qwen3_5"}  # each with full layers, too
+TINY = """
+[models.{name}]
+summary = "random weights"
+target = {{ path = "{folder}" }}
+drafter = "prompt-lookup"
+"""
 OTHER = "another-key-of-the-tests-9876543210"
 
 
@@ -51,27 +59,39 @@ def wait(until: Any) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("model", ["demo", "demo@rotated4", "demo@sink-window-256"])
+def tiny_model(folder: Path, family: str) -> Path:
+    """A model of random weights that takes longer prompts than the family's in other tests."""
+    longer = {"max_position_embeddings": 4096}
+    text = families.FAMILIES[family].config.get("text_config")
+    return families.save(folder, family, **(longer if text is None else {"text_config": text | longer}))
+
+
+@pytest.mark.parametrize("model", [*TINY_FAMILIES, "demo", "demo@rotated4", "demo@sink-window-256"])
 def test_a_prompt_of_a_killed_server_comes_from_disk_with_the_same_answer(tmp_path: Path, model: str):
     folder, keys = tmp_path / "kept", tmp_path / "keys"
     keys.write_text(f"{KEY}\n{OTHER}\n")
+    registry, length = REGISTRY, 900  # the demo's context is 1024
+    if model in TINY_FAMILIES:
+        registry += TINY.format(name=model, folder=tiny_model(tmp_path / "model", TINY_FAMILIES[model]))
+        length = 2000
+    prompt = PROMPT[:length]
     options = ("--cache-dir", str(folder), "--max-tokens", "300", "--api-key-file", str(keys))
-    first = start(tmp_path / "first", *options)
-    tokens, *cached = asked(first, PROMPT, model=model)
+    first = start(tmp_path / "first", *options, registry=registry)
+    tokens, *cached = asked(first, prompt, model=model)
     assert cached == [0, None]
     wait(lambda: metric(first, "prompt_cache_disk_entries"))
     assert metric(first, "prompt_cache_written_bytes_total") == metric(first, "prompt_cache_disk_bytes") > 0
     first.stop(signal.SIGKILL)
-    second = start(tmp_path / "second", *options)
+    second = start(tmp_path / "second", *options, registry=registry)
     try:
-        assert asked(second, PROMPT, OTHER, model=model) == (tokens, 0, None)  # another's are no use
-        told, cached_tokens, cached_from = asked(second, PROMPT, model=model)
+        assert asked(second, prompt, OTHER, model=model) == (tokens, 0, None)  # another's are no use
+        told, cached_tokens, cached_from = asked(second, prompt, model=model)
         assert (told, cached_from) == (tokens, "disk")
-        assert cached_tokens >= 899 - 16
-        assert asked(second, PROMPT, model=model)[2] == "memory"
+        assert cached_tokens >= length - 16
+        assert asked(second, prompt, model=model)[2] == "memory"
         assert metric(second, 'prompt_cache_hits_total{tier="disk"}') == 1
         other = "demo" if model != "demo" else "demo@rotated4"
-        assert asked(second, PROMPT, model=other)[1:] == (0, None)
+        assert asked(second, PROMPT[:900], model=other)[1:] == (0, None)
     finally:
         second.stop()
     assert "removed" not in second.log.read_text()
@@ -86,14 +106,14 @@ def test_killed_while_it_writes_it_leaves_whole_files_or_none(tmp_path: Path):
     truth: dict[int, list[int]] = {}
     for attempt in range(6):
         running = start(tmp_path / f"run{attempt}", "--cache-dir", str(folder))
-        prompt = [attempt + 5, *PROMPT[1:]]
+        prompt = [attempt + 5, *PROMPT[1:900]]
         truth[attempt], *_ = asked(running, prompt)
         time.sleep(0.004 * attempt)
         running.stop(signal.SIGKILL)
     last = start(tmp_path / "last", "--cache-dir", str(folder))
     try:
         for attempt, tokens in truth.items():
-            assert asked(last, [attempt + 5, *PROMPT[1:]])[0] == tokens
+            assert asked(last, [attempt + 5, *PROMPT[1:900]])[0] == tokens
     finally:
         last.stop()
     assert "removed" not in last.log.read_text()
