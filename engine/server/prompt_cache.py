@@ -158,8 +158,9 @@ class PromptCache:
         """Tell others of a prompt that is being computed, of which ``done`` tokens are there; ``stable`` of
         them probably begin the conversation's next prompt too.
         """
-        shared = (common_length(entry.snapshot.tokens, prompt[:-1]) for entry in self._of(key))
-        parting = max(shared, default=0)
+        others = [entry.snapshot.tokens for entry in self._of(key)]
+        others += [tuple(each.prompt) for each in self._prefills if each.key == key]
+        parting = max((common_length(each, prompt[:-1]) for each in others), default=0)
         stops = {stop for stop in (stable, parting if parting - done >= SHARED else 0) if stop > done}
         prefill = Prefill(key, prompt, stops, done)
         self._prefills.append(prefill)

@@ -133,6 +133,10 @@ def test_a_prompt_that_parts_from_one_before_leaves_a_snapshot_there():
         assert prefill.stops == {150, 200}
     with kept.prefill(OURS, prompt, 200, 140) as prefill:  # it would save a few tokens
         assert prefill.stops == {200}
+        with kept.prefill(OURS, [*prompt[:190], 7], 190, 0) as other:  # nor is one under way too late
+            assert other.stops == {190}
+        with kept.prefill(OURS, [*prompt[:180], 7, *TEXT[:90]], 250, 0) as other:
+            assert other.stops == {180, 250}
 
 
 def test_a_cache_of_nothing_keeps_nothing_and_makes_no_one_wait():
