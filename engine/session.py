@@ -5,7 +5,7 @@ as far as caches and drafter can go back to the end of the common part. Where th
 there brings any number of sessions to that point, also at the same time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache.policy import NATIVE, KVPolicy, RestoredKV
+from engine.cache.saved import fill, state_of
 from engine.cache.transaction import Transaction, new_caches, resident, rewindable
 from engine.device import wait
 from engine.drafters.base import Drafter
@@ -44,10 +45,23 @@ class SessionSnapshot:
         drafter = self.drafter is None or self.drafter.rewindable(count)
         return drafter and rewindable(self.caches, max(count - self.uncached, 0))
 
+    def state(self) -> dict[str, Any]:
+        """What `filled` needs besides the tokens: a tree that `engine.cache.saved` can save."""
+        drafter = self.drafter.state() if self.drafter else None
+        return {"caches": state_of(self.caches), "uncached": self.uncached, "drafter": drafter}
+
     @property
     def nbytes(self) -> int:
         """Bytes of caches and drafter, those that other snapshots and sessions hold too included."""
         return resident(self.caches)[1] + (self.drafter.nbytes if self.drafter else 0)
+
+
+def filled(empty: SessionSnapshot, tokens: Sequence[int], state: Mapping[str, Any]) -> SessionSnapshot:
+    """The snapshot that had this state, from one of an empty session of the same kind, which is used up."""
+    fill(empty.caches, state["caches"])
+    if empty.drafter is not None:
+        empty.drafter.restore(tokens, state["drafter"])
+    return SessionSnapshot(tuple(tokens), empty.caches, state["uncached"], empty.drafter)
 
 
 class Session(AbstractContextManager["Session"]):

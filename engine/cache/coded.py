@@ -53,6 +53,21 @@ class CodedKV(_BaseCache):
         """Values of a position and head, keys and values together; 0 while nothing is stored."""
         return sum(codec.dim for codec in self._codecs or ())
 
+    @property
+    def widths(self) -> tuple[int, int, str] | None:
+        """Values of a key and of a value, and their type; None while nothing is stored. May be set."""
+        if self._codecs is None:
+            return None
+        codec_k, codec_v = self._codecs
+        return codec_k.dim, codec_v.dim, str(self._dtype).removeprefix("mlx.core.")
+
+    @widths.setter
+    def widths(self, known: tuple[int, int, str] | None) -> None:
+        if known is not None:
+            make_k, make_v = self._make
+            self._codecs = make_k(known[0]), make_v(known[1])
+            self._dtype = getattr(mx, known[2])
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append rows [B, KV heads, N, D], values with a D of their own; return arrays, or `CodedRows`."""
         if self._codecs is None:

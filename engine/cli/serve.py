@@ -45,6 +45,16 @@ def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None)
     callback=_mib,
 )
 @option("--cache-seconds", "… and how long.", 600.0, dest="session_s")
+@option("--cache-dir", "Folder where prompts outlive the server; it holds what was said.", type=PATH)
+@option("--cache-dir-mib", "… of so many MiB at most.", 8192.0, dest="disk_bytes", callback=_mib)
+@option(
+    "--cache-write-mib-per-hour",
+    "… and so many MiB written to it in any hour.",
+    4096.0,
+    dest="hourly_bytes",
+    callback=_mib,
+)
+@option("--prompt-cache/--no-prompt-cache", "Keep prompts for later requests.", True)
 @several("--allow-kv", "Let requests spell out such KV policies, too: lattice:e8,8..64@inner:0..4.")
 @option("--prefill-chunk", "Prompt positions a turn.", 512, dest="chunk")
 @option("--grace", "Seconds to finish in, when stopped.", 30.0, dest="grace_s")

@@ -7,7 +7,7 @@ All of it is one graph, on caches with a transaction of their own. Nothing is fe
 asked for: a sequence that is decoded plainly costs the drafter nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Self
 from weakref import finalize
@@ -15,6 +15,7 @@ from weakref import finalize
 import mlx.core as mx
 
 from engine.cache.policy import NATIVE, KVPolicy
+from engine.cache.saved import fill, state_of
 from engine.cache.transaction import Transaction, new_caches, resident
 from engine.device import launch, read_tokens, wait_for
 from engine.drafters.base import Draft, TextDrafter, refuse_mismatch
@@ -80,6 +81,16 @@ class Autoregressive(TextDrafter):
         other._use(deepcopy(self._transaction.caches), self._fed)
         other._transaction.uncached = self._transaction.uncached
         return other
+
+    def state(self) -> dict[str, Any]:
+        self._abandon()
+        held, uncached = state_of(self._transaction.caches), self._transaction.uncached
+        return {"caches": held, "uncached": uncached, "fed": self._fed}
+
+    def restore(self, tokens: Sequence[int], state: Mapping[str, Any]) -> None:
+        super().restore(tokens, state)
+        fill(self._transaction.caches, state["caches"])
+        self._transaction.uncached, self._fed = state["uncached"], state["fed"]
 
     def rewind(self, count: int) -> bool:
         """Forget tokens; where the caches cannot go back, the next proposal reads the rest again."""

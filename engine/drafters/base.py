@@ -1,7 +1,7 @@
 """What decoding asks of a drafter. The networks live in `engine.networks`, the kinds in `registry`."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -90,6 +90,12 @@ class Drafter(Protocol):
     def observe(self, tokens: Sequence[int], hidden_states: mx.array | None) -> None:
         """Note committed tokens and the outputs of `target_layers` at them, [1, N, K·hidden], in order."""
 
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs besides the tokens: a tree that `engine.cache.saved` can save."""
+
+    def restore(self, tokens: Sequence[int], state: Mapping[str, Any]) -> None:
+        """Be as the drafter of the same kind was whose `state` this is, and which had observed ``tokens``."""
+
     def rewindable(self, count: int) -> bool:
         """Whether it can forget the last ``count`` observed tokens."""
 
@@ -134,10 +140,20 @@ class TextDrafter(NetworkDrafter):
     @abstractmethod
     def twin(self) -> Self: ...
 
+    @abstractmethod
+    def start(self) -> None: ...
+
     def fork(self) -> Self:
         other = self.twin()
         other._tokens = deepcopy(self._tokens)
         return other
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, tokens: Sequence[int], state: Mapping[str, Any]) -> None:  # noqa: ARG002 - others have one
+        self.start()
+        self._tokens.extend(tokens)
 
     def rewindable(self, count: int) -> bool:
         return count <= len(self._tokens)

@@ -5,7 +5,8 @@ wait here and enter with the next draft, or by themselves when many have gathere
 plain decoding), so memory stays bounded. Nothing here waits for the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -86,6 +87,19 @@ class BlockDrafter(NetworkDrafter):
         other._context.layers = [layer.fork() for layer in self._context.layers]
         other._waiting, other._waits = list(self._waiting), self._waits
         return other
+
+    def state(self) -> dict[str, Any]:
+        """See `Drafter.state`; rows that wait enter the context first, where they take less."""
+        if self._waits:
+            self.network.absorb(self._take_waiting(), self._context)
+        layers = [layer.state() for layer in self._context.layers]
+        return {"offset": self._context.offset, "layers": layers}
+
+    def restore(self, tokens: Sequence[int], state: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has no text
+        self.start()
+        self._context.offset = state["offset"]
+        for layer, (length, buffers) in zip(self._context.layers, state["layers"], strict=True):
+            layer.length, layer.buffers = length, list(buffers)
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         hidden, logits = self._block_rows(bonus, count)

@@ -14,13 +14,14 @@ Nothing here waits for the device.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Self
+from typing import Any, Self
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from engine.cache.saved import fill, state_of
 from engine.device import launch
 from engine.drafters.base import NOTHING, Draft, NetworkDrafter, refuse_mismatch
 from engine.errors import ModelError
@@ -109,6 +110,17 @@ class HiddenStateDrafter(NetworkDrafter):
         self._copy_to(other)
         return other
 
+    def state(self) -> dict[str, Any]:
+        rows = self._joined() if self._rows else None
+        return {"processed": self._processed, "rows": rows, "held": self._held()}
+
+    def restore(self, tokens: Sequence[int], state: Mapping[str, Any]) -> None:
+        self.start()
+        self._length, self._processed = len(tokens), state["processed"]
+        if (rows := state["rows"]) is not None:
+            self._rows, self._tokens = [rows], list(tokens[len(tokens) - rows.shape[1] :])
+        self._hold(state["held"])
+
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """Draft up to ``count`` tokens, at most `DEPTH`, and q where a sampler drew them."""
         self._of_target()
@@ -142,6 +154,14 @@ class HiddenStateDrafter(NetworkDrafter):
     @abstractmethod
     def _copy_to(self, other: Self) -> None:
         """Give another what was processed, under handles of its own."""
+
+    @abstractmethod
+    def _held(self) -> list[Any]:
+        """What was processed, as a part of `state`."""
+
+    @abstractmethod
+    def _hold(self, held: Sequence[Any]) -> None:
+        """Take over what another `_held`."""
 
     def _forgettable(self, count: int) -> bool:  # noqa: ARG002 - others have windows
         """Whether the newest ``count`` positions processed can be dropped."""
@@ -249,6 +269,12 @@ class MTPDrafter(HiddenStateDrafter):
     def _copy_to(self, other: Self) -> None:
         other._caches = deepcopy(self._caches)
 
+    def _held(self) -> list[Any]:
+        return state_of(self._caches)
+
+    def _hold(self, held: Sequence[Any]) -> None:
+        fill(self._caches, held)
+
     def _buffers(self) -> list[mx.array]:
         return [array for cache in self._caches for array in (cache.keys, cache.values) if array is not None]
 
@@ -327,6 +353,13 @@ class AssistantDrafter(HiddenStateDrafter):
 
     def _copy_to(self, other: Self) -> None:
         other._contexts = {kind: context.fork() for kind, context in self._contexts.items()}
+
+    def _held(self) -> list[Any]:
+        return [context.state() for context in self._contexts.values()]
+
+    def _hold(self, held: Sequence[Any]) -> None:
+        for context, (length, buffers) in zip(self._contexts.values(), held, strict=True):
+            context.length, context.buffers = length, list(buffers)
 
     def _buffers(self) -> list[mx.array]:
         return [array for context in self._contexts.values() for array in context.buffers]

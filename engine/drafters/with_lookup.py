@@ -5,7 +5,8 @@ other drafter is asked, and tells how much it expects to come true. The other's 
 asked, so that it gets another chance. Scores begin again with each continuation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -83,6 +84,14 @@ class WithLookup:
         fork = WithLookup(self.other.fork())
         fork._lookup = self._lookup.fork()
         return fork
+
+    def state(self) -> dict[str, Any]:
+        return self.other.state()
+
+    def restore(self, tokens: Sequence[int], state: Mapping[str, Any]) -> None:
+        self.other.restore(tokens, state)
+        self._lookup.restore(tokens, {})
+        self._forget()
 
     def rewindable(self, count: int) -> bool:
         return self.other.rewindable(count) and self._lookup.rewindable(count)

@@ -106,6 +106,10 @@ class LayerContext:
         other.length, other.buffers = self.length, [mx.array(buffer) for buffer in self.buffers]
         return other
 
+    def state(self) -> tuple[int, list[mx.array]]:
+        """Rows and buffers, without the free rows behind them."""
+        return self.length, [buffer[..., : self.length, :] for buffer in self.buffers]
+
     @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.buffers)

@@ -6,15 +6,18 @@ No client can create a time series: names of models come from the registry and p
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from engine.server.scheduler import SchedulerStats
+from engine.server.schema import CacheTier
 
 request_log = logging.getLogger("kakeya.requests")
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -72,6 +75,25 @@ class RequestRecord:
         request_log.info("%s", json.dumps(line))
 
 
+class _CacheCounters(Collector):
+    """What the prompt cache has counted, read when asked."""
+
+    def __init__(self, stats: Callable[[], SchedulerStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._stats()
+        text = "Requests that began from a snapshot of an earlier one"
+        hits = CounterMetricFamily("kakeya_prompt_cache_hits", text, labels=["tier"])
+        for tier in get_args(CacheTier):
+            hits.add_metric([tier], now.cache_hits.get(tier, 0))
+        yield hits
+        text = "Bytes that the prompt cache wrote to its folder"
+        yield CounterMetricFamily("kakeya_prompt_cache_written_bytes", text, value=now.disk.written_bytes)
+        text = "Snapshots that were not written, as the hour's budget or the queue was full"
+        yield CounterMetricFamily("kakeya_prompt_cache_skipped", text, value=now.disk.skipped)
+
+
 class Counters:
     """What is counted of requests as they end."""
 
@@ -111,6 +133,8 @@ class Metrics:
             ("requests_admitted", "Requests that are served or wait", admitted),
             ("models_loaded", "Models in memory", lambda: len(stats().models)),
             ("prompt_cache_entries", "Snapshots of prompts in memory", lambda: stats().cached),
+            ("prompt_cache_disk_entries", "… in files", lambda: stats().disk.entries),
+            ("prompt_cache_disk_bytes", "Bytes of these files", lambda: stats().disk.nbytes),
             ("memory_bytes", "Bytes of arrays in use, models included", lambda: stats().memory_bytes),
         )
         registry = self._all.registry
@@ -120,6 +144,7 @@ class Metrics:
         cache = Gauge("kakeya_kv_cache_bytes", text, ["state"], registry=registry)
         cache.labels("active").set_function(lambda: stats().active_bytes)
         cache.labels("cached").set_function(lambda: stats().cached_bytes)
+        registry.register(_CacheCounters(stats))
 
     def count(self, record: RequestRecord, path: str) -> None:
         """Count a request that has ended; `path` is its route, or ``other``."""

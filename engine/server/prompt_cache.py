@@ -7,6 +7,7 @@ begin with all of it. There a third is left where a prompt parts from one that w
 as a system prompt, is not computed a third time. For the engine's thread alone.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from engine.device import free_memory
+from engine.server.disk_cache import SHORTEST, DiskCache, DiskStats
 from engine.server.schema import CacheTier
 from engine.session import SessionSnapshot, common_length
 
@@ -67,11 +69,19 @@ class PromptCache:
     """Snapshots by key and tokens; those that were used least recently leave first."""
 
     def __init__(
-        self, most: int, most_bytes: int | None, seconds: float, *, clock: Callable[[], float] = perf_counter
+        self,
+        most: int,
+        most_bytes: int | None,
+        seconds: float,
+        disk: DiskCache | None = None,
+        *,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Hold ``most`` entries, 0 for no cache, of ``most_bytes`` together, each for so long after its last
         use. Bytes None: a `PART` of the memory that is free when the first one comes.
         """
+        self._disk = disk
+        self.hits: Counter[CacheTier] = Counter()  # requests that began from a snapshot
         self._most, self._most_bytes, self._seconds, self._clock = most, most_bytes, seconds, clock
         self._entries: list[CacheEntry] = []  # the least recently used first
         self._prefills: list[Prefill] = []
@@ -84,13 +94,31 @@ class PromptCache:
         """Bytes of all snapshots; those that two of them hold are counted twice."""
         return sum(entry.snapshot.nbytes for entry in self._entries)
 
-    def find(self, key: CacheKey, prompt: Sequence[int]) -> Found | None:
-        """Return the snapshot that saves the most of computing a prompt; None where none saves anything."""
-        best = max(self._of(key), key=lambda entry: entry.snapshot.common(prompt), default=None)
-        if best is None or not best.snapshot.common(prompt):
+    def find(
+        self, key: CacheKey, prompt: Sequence[int], empty: Callable[[], SessionSnapshot]
+    ) -> Found | None:
+        """Return the snapshot that saves the most of computing a prompt; None where none saves anything.
+
+        A file is read into an ``empty`` snapshot where it saves more than those in memory.
+        """
+        best, saved = self._best(key, prompt)
+        if self._disk is not None:
+            file, count = self._disk.best(key.digest, prompt)
+            if file is not None and count - saved >= SHORTEST:
+                read = self._disk.read(file, empty())
+                if read is not None and read.common(prompt) > saved:
+                    self.add(key, read)
+                    return self._hit(read, "disk")
+        if best is None or not saved:
             return None
         self._touch(best)
-        return Found(best.snapshot, "memory")
+        return self._hit(best.snapshot, "memory")
+
+    def save(self, key: CacheKey, prompt: Sequence[int]) -> None:
+        """Have a request that has ended outlive this process: write what it would begin from another time."""
+        best, saved = self._best(key, [*prompt, -1])
+        if self._disk is not None and best is not None and saved:
+            self._disk.save(key.digest, best.snapshot)
 
     def add(self, key: CacheKey, snapshot: SessionSnapshot) -> None:
         """Keep a snapshot, and none that it makes superfluous."""
@@ -115,7 +143,7 @@ class PromptCache:
 
         It is asked to leave one where the two part. A request that waits is no prefill: none waits for it.
         """
-        held = max((entry.snapshot.common(prompt) for entry in self._of(key)), default=0)
+        held = self._best(key, prompt)[1]
         for prefill in self._prefills if self._most else ():
             if prefill.key != key:
                 continue
@@ -130,8 +158,9 @@ class PromptCache:
         """Tell others of a prompt that is being computed, of which ``done`` tokens are there; ``stable`` of
         them probably begin the conversation's next prompt too.
         """
-        shared = (common_length(entry.snapshot.tokens, prompt[:-1]) for entry in self._of(key))
-        parting = max(shared, default=0)
+        others = [entry.snapshot.tokens for entry in self._of(key)]
+        others += [tuple(each.prompt) for each in self._prefills if each.key == key]
+        parting = max((common_length(each, prompt[:-1]) for each in others), default=0)
         stops = {stop for stop in (stable, parting if parting - done >= SHARED else 0) if stop > done}
         prefill = Prefill(key, prompt, stops, done)
         self._prefills.append(prefill)
@@ -147,6 +176,25 @@ class PromptCache:
     def close(self, model: str | None = None) -> None:
         """Let go of a model's snapshots, or of all."""
         self._entries = [entry for entry in self._entries if model not in {None, entry.key.model}]
+
+    @property
+    def disk_stats(self) -> DiskStats:
+        return self._disk.stats if self._disk is not None else DiskStats()
+
+    def close_disk(self) -> None:
+        """Write what waits to be written."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def _hit(self, snapshot: SessionSnapshot, tier: CacheTier) -> Found:
+        self.hits[tier] += 1
+        return Found(snapshot, tier)
+
+    def _best(self, key: CacheKey, prompt: Sequence[int]) -> tuple[CacheEntry | None, int]:
+        """The entry that saves most of a prompt, and how many tokens."""
+        own = [(entry.snapshot.common(prompt), entry) for entry in self._of(key)]
+        count, best = max(own, key=lambda pair: pair[0], default=(0, None))
+        return best, count
 
     def _of(self, key: CacheKey) -> list[CacheEntry]:
         return [entry for entry in self._entries if entry.key == key]

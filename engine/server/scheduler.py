@@ -8,10 +8,11 @@ are granted in order: where too many models are loaded, all wait.
 import gc
 import logging
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
 from threading import Lock, Thread
@@ -26,8 +27,9 @@ from engine.decode import SequenceDecoder, Step
 from engine.errors import EngineError, GenerationError
 from engine.external_engines.engine import DraftCounts
 from engine.registry import ModelEntry
+from engine.server.disk_cache import DiskCache, DiskLimits, DiskStats
 from engine.server.prompt_cache import PromptCache
-from engine.server.schema import ShuttingDownError
+from engine.server.schema import CacheTier, ShuttingDownError
 from engine.server.sequence import (
     DecodeFailed,
     DecodeFinished,
@@ -55,6 +57,10 @@ class SchedulerLimits:
     sessions: int = 32  # snapshots in the prompt cache, see there
     session_bytes: int | None = None  # … of all together; None: a part of the free memory
     session_s: float = 600.0  # … of each after its last use
+    prompt_cache: bool = True  # False: none, neither in memory nor on disk
+    cache_dir: Path | None = None  # where snapshots outlive the process; None: nowhere
+    disk_bytes: int = DiskLimits.most_bytes
+    hourly_bytes: int = DiskLimits.hourly_bytes  # written to it in any hour
     chunk: int = 512  # prompt positions a turn, of all requests together
 
 
@@ -67,6 +73,8 @@ class SchedulerStats:
     cached: int = 0  # snapshots in the prompt cache
     active_bytes: int = 0  # keys and values of active requests
     cached_bytes: int = 0  # … of the snapshots, those that requests and others hold too included
+    cache_hits: Mapping[CacheTier, int] = field(default_factory=dict)  # requests that began from a snapshot
+    disk: DiskStats = field(default_factory=DiskStats)
     memory_bytes: int = 0  # arrays in use, models included
 
 
@@ -112,6 +120,16 @@ class ActiveRequest:
         return sum(int(cache.nbytes) for cache in (*self.caches, *self.counts.caches))
 
 
+def _prompt_cache(limits: SchedulerLimits) -> PromptCache:
+    """Open the folder, too; ConfigurationError where it cannot be used."""
+    if not limits.prompt_cache:
+        return PromptCache(0, 0, 0)
+    disk = None
+    if limits.cache_dir is not None:
+        disk = DiskCache(DiskLimits(limits.cache_dir, limits.disk_bytes, limits.hourly_bytes))
+    return PromptCache(limits.sessions, limits.session_bytes, limits.session_s, disk)
+
+
 class Scheduler:
     """The thread, and the only way to it."""
 
@@ -126,7 +144,7 @@ class Scheduler:
         self._active: list[ActiveRequest] = []
         self._batches: dict[tuple[str, Any], ContinuousBatch] = {}  # by model and layout of the caches
         self._turns = 0
-        self._cache = PromptCache(limits.sessions, limits.session_bytes, limits.session_s)
+        self._cache = _prompt_cache(limits)
         self._stopping = False
         self._died: BaseException | None = None
         self._gate, self._closed = Lock(), False  # closed: no more calls are accepted
@@ -284,7 +302,8 @@ class Scheduler:
     def _take_turns(self) -> None:
         """In a function of its own, so that no local name keeps the last request's arrays alive."""
         for active in [each for each in self._active if each.job.cancelled.is_set()]:
-            self._end(active)
+            if self._end(active) and active.decoder is not None:
+                self._save(active.decoder)
         for active in [each for each in self._active if each.decoder is None]:
             self._next_event(active)
         self._prefill()
@@ -371,6 +390,13 @@ class Scheduler:
         event = decoder.finished()
         if self._end(active):
             active.job.deliver(event)
+            self._save(decoder)  # now that the client has its answer
+
+    def _save(self, decoder: RequestDecoder) -> None:
+        try:
+            decoder.save()
+        except Exception:
+            logger.exception("a prompt is kept in memory alone")
 
     def _end(self, active: ActiveRequest, error: Exception | None = None) -> bool:
         """Let a request go that is complete, cancelled, or has failed; whether it has not failed."""
@@ -423,6 +449,8 @@ class Scheduler:
             active_bytes=sum(active.nbytes for active in self._active)
             + sum(batch.nbytes for batch in self._batches.values()),
             cached_bytes=self._cache.nbytes,
+            cache_hits=dict(self._cache.hits),
+            disk=self._cache.disk_stats,
             memory_bytes=int(mx.get_active_memory()),
         )
 
@@ -436,6 +464,7 @@ class Scheduler:
         self._batches.clear()
         self._active.clear()
         self._cache.close()
+        self._cache.close_disk()
         self._models.clear()
         mx.clear_cache()
         self._update_stats()

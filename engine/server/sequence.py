@@ -172,6 +172,10 @@ class RequestDecoder:
         """Leave what the session holds to later requests."""
         self._cache.add(self._key, self.session.snapshot())
 
+    def save(self) -> None:
+        """Write what was left of the prompt to the disk, where there is a folder for it."""
+        self._cache.save(self._key, self.request.prompt)
+
     def prefill(self) -> Generator[Event]:
         """Compute the prompt, `chunk` positions a turn, up to the first token."""
         request, session, cache, key = self.request, self.session, self._cache, self._key
@@ -181,7 +185,7 @@ class RequestDecoder:
         self._started = perf_counter()
         if request.prompt_logprobs is not None:  # nothing that was kept tells them
             echoed = Logprobs(request.prompt_logprobs, self._target.target.vocab_size)
-        elif found := cache.find(key, prompt):
+        elif found := cache.find(key, prompt, session.snapshot):
             session.restore(found.snapshot)
             self._found = found
         self._cached = session.resume(prompt)

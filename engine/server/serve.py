@@ -71,6 +71,8 @@ class ServerSettings:
             "--cache-sessions": (limits.sessions, 0),
             "--cache-mib in bytes": (limits.session_bytes, 0),
             "--cache-seconds": (limits.session_s, 0),
+            "--cache-dir-mib in bytes": (limits.disk_bytes, 1),
+            "--cache-write-mib-per-hour in bytes": (limits.hourly_bytes, 0),
             "--prefill-chunk": (limits.chunk, 1),
             "--grace": (self.grace_s, 0),
         }

@@ -13,7 +13,7 @@ from mlx_lm.sample_utils import make_logits_processors
 from engine.acceptance import Processor, TokenSelector
 from engine.batch_decode import ContinuousBatch
 from engine.cache.batch import layout_of
-from engine.cache.policy import parse_policy
+from engine.cache.policy import NATIVE, parse_policy
 from engine.decode import SequenceDecoder, Step, decode
 from engine.draft_length import AdaptiveDraftLength, DraftLength, FixedDraftLength
 from engine.logprobs import Logprobs, TokenLogprob
@@ -26,7 +26,7 @@ from tests.engine.batches import FAMILIES, classes_of, drafter_of, mostly_slow, 
 
 HEADROOM = 16
 KINDS = ("dflash", "prompt-lookup", "mtp", "prompt-lookup+dflash")
-NEAR = 2e-4  # of log-probabilities: a batch's products are rounded otherwise
+NEAR, NEAR_CODED = 2e-4, 0.1  # of log-probabilities: a batch's products are rounded otherwise, and then codes
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class Guest:
     def check(self) -> None:
         assert self.tokens == self.expected, self.rules
         for ours, theirs in zip(self.found, self.records, strict=False):
-            assert (ours.token, abs(ours.logprob - theirs.logprob) < NEAR) == (theirs.token, True)
+            near = NEAR if self.row.session.policy == NATIVE else NEAR_CODED
+            assert (ours.token, abs(ours.logprob - theirs.logprob) < near) == (theirs.token, True)
 
 
 def new_guest(family: str, rules: Rules, policy: str) -> Guest:
@@ -185,10 +186,10 @@ def test_sequences_that_come_and_go_get_what_they_get_alone(family: str, kind: s
 
 
 @pytest.mark.sampled(3, 1)
-@pytest.mark.parametrize("policy", ["rotated:4,64", "lattice:e8,10", "sink-window:4,16", "affine:8,32"])
+@pytest.mark.parametrize("policy", ["lattice-packed:e8,8@all", "sink-window:2,6"])
 def test_sequences_under_a_policy_come_and_go_too(policy: str):
     own = [replace(rules, drafter="dflash") if rules.drafter == "own" else rules for rules in ALL_RULES]
-    serve("qwen3", own, policy, seed=3)
+    serve("gemma3_text", own, policy, seed=3)
 
 
 def test_an_error_of_one_sequence_is_its_own():
@@ -225,7 +226,6 @@ def test_sequences_share_a_batch_where_their_caches_have_one_layout():
     assert layout("native") == layout("native")
     assert layout("native") != layout("native", headroom=4)  # of a ring
     assert (
-        len({layout(policy) for policy in ("native", "rotated:4,64", "lattice:e8,10", "sink-window:4,16")})
+        len({layout(policy) for policy in ("native", "lattice:e8,10", "lattice:e8,11", "sink-window:4,16")})
         == 4
     )
-    assert layout("native", family="mamba") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import pytest
 
 from engine.cache.policy import parse_policy
+from engine.cache.saved import pack, unpack
 from engine.decode import decode
 from engine.draft_length import FixedDraftLength
+from engine.drafters.autoregressive import Autoregressive
 from engine.drafters.base import Drafter
 from engine.drafters.masked_diffusion import MaskedDiffusion
-from engine.session import Session, SessionSnapshot
+from engine.session import Session, SessionSnapshot, filled
 from engine.target.model import Target
-from tests.engine import tiny
+from tests.engine import families, tiny
 from tests.engine.cache import models
 from tests.engine.drafters.test_masked_diffusion import network as diffusion_network
 from tests.engine.drafters.test_mtp import made as hidden_state_drafter
@@ -173,15 +176,15 @@ def test_every_kind_of_cache_is_restored(kind: str):
 def test_policies_are_restored(spec: str):
     target, policy = Target(tiny.build(head_dim=32)), parse_policy(spec)
     prompts = [[*FIRST[:AT], *tail] for tail in TAILS]
-    alone = []
+    alone: list[list[int]] = []
     for prompt in prompts:
         with Session(target, None, headroom=BLOCK, policy=policy) as session:
             session.prefill(FIRST[:AT])  # in the same parts: a code may differ where rounding does
             alone += side_by_side([session], [prompt], 15)
             snapshot = snapshot_of_prefix(target, policy)
     sessions = [Session(target, None, headroom=BLOCK, policy=policy) for _ in prompts]
-    for session in sessions:
-        session.restore(snapshot)
+    for at, session in enumerate(sessions):
+        session.restore(snapshot if at else read_again(snapshot, session))
     assert side_by_side(sessions, prompts, 15) == alone
     for session in sessions:
         session.close()
@@ -216,6 +219,96 @@ def test_heads_assistants_and_diffusion_drafters_go_on_drafting_the_same(kind: s
             session.restore(snapshot)
             assert session.drafter is not None
             assert session.drafter.propose(7, 3).tokens.tolist() == wanted
+
+
+def read_again(snapshot: SessionSnapshot, session: Session) -> SessionSnapshot:
+    """The snapshot as it is when it was saved and read, by an empty session like its own."""
+    return filled(session.snapshot(), snapshot.tokens, unpack(pack(snapshot.state(), {"about": "nothing"})))
+
+
+@pytest.mark.sampled(14, 2)
+@pytest.mark.parametrize("kind", EVERY_DRAFTER)
+@every_family
+def test_a_saved_snapshot_is_the_same(family: str, kind: str):
+    target = target_of(family)
+    with Session(target, drafter_of(kind, family), headroom=BLOCK) as session:
+        session.prefill(FIRST[:AT])
+        snapshot = session.snapshot()
+    sessions = [Session(target, drafter_of(kind, family), headroom=BLOCK) for _ in TAILS]
+    for session in sessions:
+        session.restore(read_again(snapshot, session))
+    prompts = [[*FIRST[:AT], *tail] for tail in TAILS]
+    assert snapshot.common(prompts[0]) == AT
+    assert side_by_side(sessions, prompts, 21) == [fresh(family, tuple(prompt), 21) for prompt in prompts]
+    for session in sessions:
+        session.close()
+
+
+@pytest.mark.sampled(6, 1)
+@pytest.mark.parametrize("kind", [kind for kind in models.KINDS if kind not in NO_TARGETS])
+def test_every_kind_of_cache_is_saved(kind: str):
+    entry = models.KINDS[kind]
+    built = models.model(entry.family)
+    target = Target(built)
+    text = [5 + 7 * at % (models.VOCAB - 5) for at in range(40)]
+    with Session(target, None, headroom=BLOCK, caches=entry.ours(built, BLOCK), compiled=False) as session:
+        empty = session.snapshot()
+        session.prefill(text[:30])
+        snapshot = session.snapshot()
+        alone = [token for step in steps(session, text, 12, 1) for token in step]
+        session.restore(filled(empty, snapshot.tokens, unpack(pack(snapshot.state(), {}))))
+        assert session.resume(text) == 30
+        assert [token for step in steps(session, text, 12, 1) for token in step] == alone
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text", "masked-diffusion"])
+def test_heads_assistants_and_diffusion_drafters_are_saved(kind: str):
+    target, drafter = other_drafter(kind)
+    with Session(target, drafter, headroom=BLOCK) as session:
+        empty = session.snapshot()
+        session.prefill(FIRST)
+        drafter.propose(9, 3)
+        snapshot = session.snapshot()
+        wanted = drafter.propose(7, 3).tokens.tolist()
+        again = filled(empty, snapshot.tokens, unpack(pack(snapshot.state(), {})))
+        assert again.drafter is not None
+        assert again.drafter.propose(7, 3).tokens.tolist() == wanted
+        assert again.drafter.rewind(2)
+
+
+def test_a_saved_snapshot_is_as_small_as_the_policy_packs_it():
+    target = Target(tiny.build(head_dim=32))
+    sizes = {}
+    for spec in ("native", "rotated:8,32", "lattice-packed:e8,4@all"):
+        with Session(target, None, headroom=BLOCK, policy=parse_policy(spec)) as session:
+            session.prefill([5 + at % 90 for at in range(300)])
+            snapshot = session.snapshot()
+            document = pack(snapshot.state(), {})
+            sizes[spec] = len(document)
+            assert len(document) < snapshot.nbytes + 8000
+    assert sizes["lattice-packed:e8,4@all"] < sizes["rotated:8,32"] < sizes["native"] / 2
+
+
+def test_what_cannot_be_saved_is_refused():
+    with pytest.raises(TypeError, match="set cannot be saved"):
+        pack({"a": {1}}, {})
+
+
+def test_forks_of_a_small_model_let_go_of_its_modules_with_the_last():
+    """Recurrent layers are listened to as long as a drafter uses them, and forks come and go."""
+    target = Target(families.build("qwen3_5"))
+    kinds = [type(module) for module in target.model.modules()]
+    drafter = Autoregressive(target)
+    drafter.observe(FIRST, None)
+    drafter.propose(9, 3)
+    forks = [drafter.fork().fork() for _ in range(2)]
+    assert [type(module) for module in target.model.modules()] != kinds
+    wanted = drafter.propose(7, 3).tokens.tolist()
+    del drafter
+    assert [fork.propose(7, 3).tokens.tolist() for fork in forks] == [wanted] * 2
+    forks.clear()
+    gc.collect()
+    assert [type(module) for module in target.model.modules()] == kinds
 
 
 def test_restoring_ends_the_continuation_of_the_session():

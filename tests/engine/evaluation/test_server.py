@@ -229,7 +229,7 @@ def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PromptCache, "find", lambda self, key, prompt: None)
+    monkeypatch.setattr(PromptCache, "find", lambda self, key, prompt, empty: None)
 
 
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:

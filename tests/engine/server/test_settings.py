@@ -27,6 +27,11 @@ NAN = float("nan")
         ({"limits": SchedulerLimits(sessions=-1)}, "--cache-sessions must be at least 0, not -1"),
         ({"limits": SchedulerLimits(session_bytes=-1)}, "--cache-mib in bytes must be at least 0, not -1"),
         ({"limits": SchedulerLimits(session_s=NAN)}, "--cache-seconds must be at least 0, not nan"),
+        ({"limits": SchedulerLimits(disk_bytes=0)}, "--cache-dir-mib in bytes must be at least 1, not 0"),
+        (
+            {"limits": SchedulerLimits(hourly_bytes=-1)},
+            "--cache-write-mib-per-hour in bytes must be at least 0, not -1",
+        ),
         ({"limits": SchedulerLimits(chunk=0)}, "--prefill-chunk must be at least 1, not 0"),
         ({"grace_s": -5.0}, "--grace must be at least 0, not -5.0"),
         ({"grace_s": float("inf")}, "--grace must be a number of seconds, not inf"),
@@ -38,7 +43,9 @@ def test_impossible_numbers_are_refused_by_name(fields: dict[str, Any], says: st
         ServerSettings(**fields).check()
 
 
-@pytest.mark.parametrize("flag", ["--max-body", "--cache-mib"])
+@pytest.mark.parametrize(
+    "flag", ["--max-body", "--cache-mib", "--cache-dir-mib", "--cache-write-mib-per-hour"]
+)
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_sizes_must_be_finite(flag: str, value: str):
     with pytest.raises(ConfigurationError, match=f"^{flag} must be a number of MiB, not {value}$"):
