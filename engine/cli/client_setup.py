@@ -14,6 +14,8 @@ from typing import Any
 from engine.errors import ConfigurationError
 
 KEY_VARIABLE = "KAKEYA_API_KEY"
+# addresses that mean all of a machine's -> the one that reaches it from itself
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - they are compared, nothing listens
 NO_KEY = "unused-without-a-key"  # for clients that insist on one
 
 
@@ -104,8 +106,8 @@ def configuration(client: str, serving: Any, model: str, key_file: Path | None) 
     if not serving.port:
         raise ConfigurationError("--for needs the port; --port 0 selects one when the server starts")
     host, notes = serving.host, list[str]()
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - it is compared, nothing listens
-        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
+    if host in ANY_ADDRESS:
+        host = ANY_ADDRESS[host]
         notes.append(f"# on another machine: this one's name or address instead of {host}")
     if serving.keys:
         where = "the server's key" if key_file is None else f"one of the keys in {key_file}"

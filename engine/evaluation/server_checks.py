@@ -156,10 +156,10 @@ def unknown_model(server: Examinee) -> None:
 
 
 def bad_value(server: Examinee) -> None:
-    """A value out of bounds, or an unknown field, is 400 and names the field."""
+    """A value out of bounds is 400, a feature that is not here 501, and both name the field."""
     asked = server.questions[0]
-    for field, value in (("temperature", 3), ("max_tokens", 0), ("no_such_field", 1)):
-        _check_refusal(server.client.fetch(asked.path, asked.fields | {field: value}), 400, field)
+    for field, value, status in (("temperature", 3, 400), ("max_tokens", 0, 400), ("suffix", "x", 501)):
+        _check_refusal(server.client.fetch(asked.path, asked.fields | {field: value}), status, field)
 
 
 def _check_refusal(reply: Answered, status: int, param: str | None) -> None:

@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -103,6 +104,7 @@ class AccessGuard:
             await self._app(scope, receive_again, send_noted)
         except Refusal as refusal:  # of this guard's; the application answers its own
             record.error = refusal.code
+            await asyncio.sleep(0)  # uvicorn answers a malformed body that came with the head, and hangs up
             await refused(refusal, path)(scope, NO_RECEIVE, send_noted)
         finally:
             record.end()
@@ -173,8 +175,10 @@ def _is_loopback(host: str) -> bool:
     name = host.removesuffix(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
     try:
-        return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+        return ip_address(name).is_loopback
     except ValueError:
         return False
 
@@ -331,7 +335,7 @@ def _add_messages(api: FastAPI, service: Service, *, log_content: bool) -> None:
 def _add_listing(api: FastAPI, service: Service, metrics: Metrics) -> None:
     @api.get("/v1/models", responses=_refusals(400, 401, 403))
     async def models(*, everything: Annotated[bool, Query(alias="all")] = False) -> schema.ModelList:
-        """The models that are here, by name and once for each KV channel; with `all`, the others too."""
+        """The models that are here, each by its name and once for each KV channel; or `all` of them."""
         found = cards(service)
         return schema.ModelList(data=[card for card in found if everything or card.x_kakeya["here"]])
 
@@ -405,11 +409,14 @@ def _amend_openapi(found: dict[str, Any]) -> None:
     parts = found["components"]
     for name in ("HTTPValidationError", "ValidationError"):
         parts["schemas"].pop(name, None)
-    parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    parts["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer"},
+        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
     for path, methods in found["paths"].items():
         for operation in methods.values():
             operation["responses"].pop("422", None)
-            operation["security"] = [] if path in KEYLESS_PATHS else [{"key": []}]
+            operation["security"] = [] if path in KEYLESS_PATHS else [{"key": []}, {"x-api-key": []}]
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -426,9 +433,16 @@ async def _refuse(request: Request, error: Exception) -> Response:
         case HTTPException():
             text = f"{request.method} {request.url.path}: {error.detail}"
             status = 405 if error.status_code == 405 else 500
-            refusal = Refusal(status, text, code="invalid_request", headers=error.headers)
+            headers = {"allow": _methods(request)} if status == 405 else error.headers
+            refusal = Refusal(status, text, code="invalid_request", headers=headers)
     request.state.record.error = refusal.code
     return refused(refusal, request.state.record.path)
+
+
+def _methods(request: Request) -> str:
+    """The methods of a path, of which each is a route of its own."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in routes for method in route.methods}))
 
 
 def _invalid(error: RequestValidationError) -> Refusal:

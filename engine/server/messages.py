@@ -1,6 +1,7 @@
 """Anthropic's Messages: a request → a chat request, and its answer → content blocks, events and errors."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,6 +21,7 @@ from engine.server.schema import (
     Reply,
     RequestPart,
     Text,
+    invalid,
     omitted,
     unsupported,
 )
@@ -37,6 +39,12 @@ ERRORS = {
     429: (429, "rate_limit_error"),
     500: (500, "api_error"),
     503: (529, "overloaded_error"),
+}
+OWN_TOOL = re.compile(r"[a-z0-9_]{1,60}_[0-9]{8}|mcp_toolset")  # the type of a tool of Anthropic's own
+BLOCKS = {  # that a turn may have
+    "system": ("text",),
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
 }
 EFFORTS = {"max": "xhigh"}  # effort here -> what the model's template may know
 KEPT_EDITS = "clear_thinking_"  # of context_management: what templates do with earlier reasoning anyway
@@ -167,7 +175,7 @@ class CountTokensRequest(schema.TranslatedRequest):
         turns = merged([*self._turns()])
         return self.as_chat(
             messages=turns,
-            continue_final_message=turns[-1]["role"] == "assistant" or None,
+            continue_final_message=(turns[-1]["role"] == "assistant" and bool(turns[-1]["content"])) or None,
             tools=[_function(tool) for tool in self.tools or []] or None,
             tool_choice=wanted,
             parallel_tool_calls=False if alone else None,
@@ -191,10 +199,15 @@ class CountTokensRequest(schema.TranslatedRequest):
     def _turns(self) -> Iterator[dict[str, Any]]:
         if self.system:
             yield {"role": "system", "content": _text_of(self.system)}
-        for message in self.messages:
+        for index, message in enumerate(self.messages):
             if isinstance(message.content, str):
                 yield {"role": message.role, "content": message.content}
-            elif message.role == "assistant":
+                continue
+            for place, block in enumerate(message.content):
+                if block.type not in BLOCKS[message.role]:
+                    text = f"a turn of the role {message.role} has no block of the type {block.type}"
+                    raise invalid(f"messages.{index}.content.{place}", text)
+            if message.role == "assistant":
                 yield _answer(message.content)
             else:
                 yield from _turns_of(message.role, message.content)
@@ -238,6 +251,8 @@ def _answer(blocks: Sequence[Any]) -> dict[str, Any]:
 
 def _turns_of(role: str, blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """A user's turn: what tools said, each as a turn of its own, and the user's text."""
+    if not blocks:
+        yield {"role": role, "content": ""}
     for block in blocks:
         if isinstance(block, ToolResultBlock):
             said = _text_of(block.content)
@@ -280,12 +295,12 @@ def _client_tools(tools: Any) -> tuple[Any, tuple[str, ...]]:
     """Leave out tools of Anthropic's own, which a model may leave; raise Refusal for them alone."""
     if not isinstance(tools, list):
         return tools, ()
-    kinds = [each.get("type") if isinstance(each, Mapping) else None for each in tools]
-    foreign = [index for index, kind in enumerate(kinds) if isinstance(kind, str) and kind != "custom"]
-    if foreign and len(foreign) == len(tools):
-        raise unsupported(f"a tool of the type {kinds[foreign[0]]!a}", f"tools.{foreign[0]}")
-    kept = [each for index, each in enumerate(tools) if index not in foreign]
-    return kept, tuple(f"tools.{index} ({kinds[index]})" for index in foreign)
+    kinds = [str(each.get("type")) if isinstance(each, Mapping) else "" for each in tools]
+    own = [index for index, kind in enumerate(kinds) if OWN_TOOL.fullmatch(kind)]
+    if own and len(own) == len(tools):
+        raise unsupported(f"a tool of the type {kinds[0]!a}", "tools.0")
+    kept = [each for index, each in enumerate(tools) if index not in own]
+    return kept, tuple(f"tools.{kinds[index]}" for index in own)
 
 
 # --- replies --------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ No client can create a time series: names of models come from the registry and p
 import json
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -127,7 +128,7 @@ class Metrics:
     """
 
     def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
-        self._all, self._own = Counters(), dict[str, Counters]()
+        self._all, self._own = Counters(), defaultdict[str, Counters](Counters)
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("requests_active", "Requests that are decoded", lambda: stats().active),
             ("requests_admitted", "Requests that are served or wait", admitted),
@@ -150,9 +151,9 @@ class Metrics:
         """Count a request that has ended; `path` is its route, or ``other``."""
         self._all.count(record, path)
         if record.owner:
-            self._own.setdefault(record.owner, Counters()).count(record, path)
+            self._own[record.owner].count(record, path)
 
     def text(self, owner: str | None = None) -> bytes:
         """All metrics, or those of one key's requests."""
-        counters = self._all if owner is None else self._own.setdefault(owner, Counters())
+        counters = self._all if owner is None else self._own[owner]
         return generate_latest(counters.registry)

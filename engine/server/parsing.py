@@ -181,6 +181,12 @@ class OutputParser:
             parsed.add(Piece("call", "", passed, complete=closed or marked))
             self._calls += 1
             return
+        if cut:  # a parser might find values that are only beginnings
+            if named := self._first_tool_in(text):
+                name, rest = named
+                parsed.add(Piece("call", rest, self._new_head(name), begins=True))
+                self._calls += 1
+            return
         try:
             found = self._parser(text, self._tools)
         except Exception as error:  # parsers raise anything
@@ -188,12 +194,7 @@ class OutputParser:
             found = []
         calls = found if isinstance(found, list) else [found]
         if not calls or not all(isinstance(c, dict) and isinstance(c.get("name"), str) for c in calls):
-            if not cut:
-                parsed.add(Piece("content", text))
-            elif named := self._first_tool_in(text):
-                name, rest = named
-                parsed.add(Piece("call", rest, self._new_head(name), begins=True))
-                self._calls += 1
+            parsed.add(Piece("content", text))
             return
         for call in calls[: None if self._most_calls is None else self._most_calls - self._calls]:
             arguments = call.get("arguments", {})

@@ -61,6 +61,8 @@ def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedProm
         turn.setdefault("content", None)
     refused = f"{model.entry.name}: the conversation does not go through the chat template"
     with wrap_errors(lambda reason: PromptError(f"{refused}: {reason}")):
+        for call in (call for turn in turns for call in turn.get("tool_calls", ())):
+            call["function"]["arguments"] = _readable(call["function"]["arguments"])
         process_message_content(turns)  # all contents are texts now
         _refuse_long(sum(len(turn["content"]) for turn in turns), "characters", model, "messages")
 
@@ -100,6 +102,15 @@ def _text_prompt(prompt: str | list[int], model: LoadedModel) -> RenderedPrompt:
         tokens = prompt
         model.refuse_tokens("prompt", tokens, code="invalid_prompt")
     return _checked(RenderedPrompt(tokens, len(tokens) - 1, text=text), model, "prompt")
+
+
+def _readable(arguments: str) -> str:
+    """A call's arguments as JSON, also those of a call that was cut off or that the model wrote wrongly."""
+    try:
+        json.loads(arguments or "{}")
+    except ValueError:
+        return json.dumps({"invalid_json": arguments}, ensure_ascii=False)
+    return arguments or "{}"
 
 
 def _callable(request: schema.ChatRequest) -> list[schema.Tool]:

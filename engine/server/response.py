@@ -1,8 +1,8 @@
 """Steps of the engine → a protocol's objects: a whole answer, or the events of a stream and their bytes.
 
-A `ResponseBuilder` makes the answer of one choice; `Answer` has those of all choices of a request. Here is
-what all protocols share, and OpenAI's completions; `responses` and `messages` have the others. Nothing here
-knows of HTTP.
+A `ResponseBuilder` makes the answer of one choice; `CompletionBuilder` has those of all choices of a request.
+Here is what all protocols share, and OpenAI's completions; `responses` and `messages` have the others.
+Nothing here knows of HTTP.
 """
 
 import time
@@ -300,7 +300,7 @@ class BlockBuilder(ResponseBuilder):
             yield from self.closed(block)
 
 
-class CompletionBuilder(ResponseBuilder):
+class ChoiceBuilder(ResponseBuilder):
     """A choice of an answer as OpenAI's completions have it."""
 
     done = b"data: [DONE]\n\n"
@@ -353,7 +353,7 @@ class CompletionBuilder(ResponseBuilder):
         return self.chunk(**self.head, choices=choices, **fields)
 
 
-class ChatResponseBuilder(CompletionBuilder):
+class ChatResponseBuilder(ChoiceBuilder):
     """A chat completion."""
 
     prefix, chunk, whole = "chatcmpl-", schema.ChatChunk, schema.ChatCompletion
@@ -411,7 +411,7 @@ def _call_delta(head: CallHead, piece: Piece) -> schema.ToolCallDelta:
     return schema.ToolCallDelta(index=head.index, id=head.id, type="function", function=function)
 
 
-class TextResponseBuilder(CompletionBuilder):
+class TextResponseBuilder(ChoiceBuilder):
     """A text completion, behind its prompt where that is echoed."""
 
     prefix, chunk, whole = "cmpl-", schema.TextCompletion, schema.TextCompletion
@@ -475,14 +475,14 @@ class TextResponseBuilder(CompletionBuilder):
         )
 
 
-class Answer:
+class CompletionBuilder:
     """All choices of a request: those of its first prompt, then those of the next one."""
 
     def __init__(self, builders: Sequence[ResponseBuilder]) -> None:
         """Take a builder for each choice that is decoded, as many for each prompt."""
         self.builders = list(builders)
         self.first = builders[0]
-        self._choices = [each for each in builders if isinstance(each, CompletionBuilder)]
+        self._choices = [each for each in builders if isinstance(each, ChoiceBuilder)]
         self._ends: dict[int, DecodeFinished] = {}
         for index, builder in enumerate(self.builders):
             builder.index, builder.head = index, self.first.head
@@ -511,7 +511,7 @@ class Answer:
             yield from builder.take(steps)
             if ended is not None and not self._several:
                 yield from builder.end(ended)
-            elif ended is not None and isinstance(builder, CompletionBuilder):
+            elif ended is not None and isinstance(builder, ChoiceBuilder):
                 whole = self.provenance() if self.ended else None
                 own = builder.provenance(ended)
                 yield from builder.close(ended, whole, self.usage(), x_kakeya=own)

@@ -41,8 +41,11 @@ PARAMS = {
     "max_completion_tokens": "max_output_tokens",
 }
 LOGPROBS = "message.output_text.logprobs"  # what `include` calls them
-# what asks for a tool of OpenAI's own, or for one that takes text that is no JSON
-FUNCTION_TYPES = ("function", "namespace")
+# OpenAI's own tools, by the beginnings of their types, many of which end in a version
+OWN_TOOLS = (
+    *("web_search", "file_search", "code_interpreter", "computer", "mcp", "image_generation", "local_shell"),
+    *("shell", "apply_patch", "tool_search", "programmatic_tool_calling"),
+)
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 # --- requests -------------------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ class ResponsesRequest(schema.TranslatedRequest):
         _refuse_items(kept.get("input"))
         kept["tools"], ignored = _functions_of(kept.get("tools"), kept.get("tool_choice"))
         text = kept.get("text")
-        if isinstance(text, Mapping) and text.get("verbosity") not in {None, "medium"}:
+        if isinstance(text, Mapping) and text.get("verbosity") not in (None, "medium"):
             raise unsupported("verbosity", "text.verbosity")
         return kept, ignored
 
@@ -257,6 +260,7 @@ class ResponsesRequest(schema.TranslatedRequest):
         elif form is not None:
             wanted = form.model_dump()
         return self.as_chat(
+            open_ended=True,  # as OpenAI's are, and agents never say
             messages=messages_of(items, self.instructions),
             tools=tools or None,
             tool_choice=choice,
@@ -294,20 +298,21 @@ def _functions_of(tools: Any, choice: Any) -> tuple[Any, tuple[str, ...]]:
     """
     if not isinstance(tools, list):
         return tools, ()
-    kinds = [each.get("type") if isinstance(each, Mapping) else None for each in tools]
-    named = [choice] if isinstance(choice, Mapping) else []
-    named += named[0].get("tools", []) if named and isinstance(named[0].get("tools"), list) else []
-    for each in named:
-        if isinstance(each, Mapping) and each.get("type") not in {"function", "allowed_tools", None}:
-            raise unsupported(f"a tool of the type {each['type']!a}", "tool_choice")
-    foreign = [
-        index for index, kind in enumerate(kinds) if isinstance(kind, str) and kind not in FUNCTION_TYPES
-    ]
-    for index in foreign:
-        if kinds[index] == "custom" or len(foreign) == len(tools):
-            raise unsupported(f"a tool of the type {kinds[index]!a}", f"tools.{index}")
-    kept = [each for index, each in enumerate(tools) if index not in foreign]
-    return kept, tuple(f"tools.{index} ({kinds[index]})" for index in foreign)
+    kinds = [_tool_type(each) for each in tools]
+    allowed = choice.get("tools") if isinstance(choice, Mapping) else None
+    for each in [choice, *(allowed if isinstance(allowed, list) else [])]:
+        if (kind := _tool_type(each)) == "custom" or kind.startswith(OWN_TOOLS):
+            raise unsupported(f"a tool of the type {kind!a}", "tool_choice")
+    own = [index for index, kind in enumerate(kinds) if kind.startswith(OWN_TOOLS)]
+    for index, kind in enumerate(kinds):
+        if kind == "custom" or (index in own and len(own) == len(tools)):
+            raise unsupported(f"a tool of the type {kind!a}", f"tools.{index}")
+    kept = [each for index, each in enumerate(tools) if index not in own]
+    return kept, tuple(f"tools.{ascii(kinds[index])[1:-1][: schema.LONGEST_NAME]}" for index in own)
+
+
+def _tool_type(tool: Any) -> str:
+    return str(tool.get("type")) if isinstance(tool, Mapping) else ""
 
 
 def messages_of(items: Sequence[Any], instructions: str | None) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ named in the answer (`x_kakeya.ignored`).
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -292,6 +292,9 @@ def _supported_message(message: Any, index: int) -> Any:
     kept = {name: value for name, value in message.items() if name not in ANSWER_FIELDS}
     if "reasoning" not in kept and "reasoning_content" in kept:  # as other servers call it
         kept["reasoning"] = kept.pop("reasoning_content")
+    if isinstance(kept.get("refusal"), str):  # what the assistant said instead of content
+        said = kept.pop("refusal")
+        kept["content"] = said if kept.get("content") is None else kept["content"]
     return kept
 
 
@@ -316,14 +319,9 @@ def _serializable(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _asking(empty: Sequence[Any]) -> Any:
-    """A validator that turns values which ask for nothing into None."""
-    return BeforeValidator(lambda value: None if any(value is each for each in empty) else value)
-
-
 def _without_empty(stop: Any) -> Any:
     """Leave out empty stop strings, which OpenAI allows."""
-    if isinstance(stop, list):
+    if isinstance(stop, list) and len(stop) <= MOST_STOPS:
         return [each for each in stop if each != ""] or None
     return None if stop == "" else stop
 
@@ -342,8 +340,8 @@ Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]  # one error suffices for a million wrong items
 Text = Annotated[str, AfterValidator(_encodable)]
 Json = Annotated[dict[str, Any], AfterValidator(_serializable)]
-StopText = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
-Stops = Annotated[
+StopText = Annotated[Text, Field(max_length=LONGEST_STOP)]
+StopTexts = Annotated[
     StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None, BeforeValidator(_without_empty)
 ]
 Count = Annotated[int, Field(ge=1)]
@@ -354,8 +352,8 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedToken = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
-JsonSchemaText = Annotated[Json, BeforeValidator(_read_json)]
-Choices = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
+JsonSchemaText = Annotated[Json, BeforeValidator(_read_json, json_schema_input_type=dict[str, Any] | str)]
+ChoiceTexts = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
 
 
 class RequestPart(BaseModel):
@@ -386,7 +384,7 @@ class Message(RequestPart):
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: Text | None = None
     reasoning: Text | None = Field(None, description="The reasoning of the assistant's turn.")
-    refusal: None = None
+    refusal: Text | None = Field(None, description="The content of a turn that has none.")
 
 
 class Function(RequestPart):
@@ -449,7 +447,7 @@ class StructuredOutputs(RequestPart):
     json_: JsonSchemaText | None = Field(None, alias="json", description="A JSON Schema.")
     json_object: bool | None = None
     regex: Text | None = None
-    choice: Choices | None = None
+    choice: ChoiceTexts | None = None
 
 
 class StreamOptions(RequestPart):
@@ -485,7 +483,7 @@ class CompletionRequest(EngineFields):
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stops = None
+    stop: StopTexts = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOPS)] | None = None
     ignore_eos: bool | None = Field(None, description="Go on past the model's stop tokens.")
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -496,7 +494,8 @@ class CompletionRequest(EngineFields):
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchemaText | None = Field(None, description="As structured_outputs has it.")
     guided_regex: Text | None = None
-    guided_choice: Choices | None = None
+    guided_choice: ChoiceTexts | None = None
+    _open_ended: bool = PrivateAttr(default=False)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -511,6 +510,11 @@ class CompletionRequest(EngineFields):
     def wanted_tokens(self) -> int | None:
         """The most tokens of an answer, where the request says."""
         return self.max_tokens
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether an answer may be as long as the server allows, where the request does not say."""
+        return self._open_ended
 
     @property
     def tells_logprobs(self) -> bool:
@@ -595,9 +599,13 @@ class ChatRequest(CompletionRequest):
 class TextRequest(CompletionRequest):
     """A text completion: one or several prompts, each a text or a list of token ids."""
 
-    prompt: Text | TokenIds | Annotated[Many[Text | TokenIds], Field(min_length=1, max_length=MOST_DECODED)]
+    prompt: (
+        Text
+        | TokenIds
+        | Annotated[Many[Text | TokenIds], Field(min_length=1, json_schema_extra={"maxItems": MOST_DECODED})]
+    )
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0 goes with echo alone.")
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None, _asking([False])] = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None = None
     echo: bool | None = Field(None, description="Begin with the prompt, and its log-probabilities.")
     best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = Field(
         None, description="Decode so many choices, and return the `n` whose tokens were likeliest."
@@ -672,11 +680,11 @@ class TranslatedRequest(EngineFields):
                 raise invalid(name, f"{text}; leave it out", code="unknown_parameter")
         return {name: value for name, value in kept.items() if name not in cls.unsupported}, ()
 
-    def as_chat(self, **fields: Any) -> ChatRequest:
+    def as_chat(self, *, open_ended: bool = False, **fields: Any) -> ChatRequest:
         """Make the chat request, with the fields that have the same name here and there."""
         shared = {name: getattr(self, name) for name in TranslatedRequest.model_fields}
         request = ChatRequest.model_validate(shared | fields)
-        request._ignored = self._ignored
+        request._ignored, request._open_ended = self._ignored, open_ended
         return request
 
 

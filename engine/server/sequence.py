@@ -271,13 +271,13 @@ def prefill_with_logprobs(
 def check_external_request(engine: ExternalEngine, request: DecodeRequest) -> None:
     """Raise Refusal for a field that asks for more than greedy decoding."""
     asked = {
+        "echo": request.prompt_logprobs is not None,
         "temperature": not request.sampling.greedy,
         "logprobs": request.logprobs is not None,
         "logit_bias": bool(request.bias),
         "response_format": request.grammar is not None,
         "block": request.block is not None,
         "drafter": request.drafter != "default",
-        "echo": request.prompt_logprobs is not None,
         "ignore_eos": request.ignore_stops,
         "min_tokens": request.min_tokens > 0,
     } | dict.fromkeys(request.penalties, True)

@@ -26,7 +26,7 @@ from engine.server import schema
 from engine.server.messages import MESSAGES_PATH, anthropic_error
 from engine.server.metrics import RequestRecord
 from engine.server.prompting import RenderedPrompt, chat_prompt, grammar_of, needs_grammar, text_prompts
-from engine.server.response import Answer, ResponseBuilder
+from engine.server.response import CompletionBuilder, ResponseBuilder
 from engine.server.responses import PARAMS, RESPONSES_PATH
 from engine.server.scheduler import DecodeJob, Scheduler
 from engine.server.schema import Refusal, invalid, refusal_of, refusing
@@ -151,7 +151,7 @@ class Service:
     @asynccontextmanager
     async def job(
         self, request: schema.AnyRequest, record: RequestRecord, new_builder: NewBuilder
-    ) -> AsyncIterator[tuple[Answer, EventQueue]]:
+    ) -> AsyncIterator[tuple[CompletionBuilder, EventQueue]]:
         """Have the choices of a request decoded; leaving the block before all have ended cancels them."""
         with self._admitted(request, record) as (entry, channel):
             # all at once: one asked for later could wait for a request that waits for this one's model
@@ -162,7 +162,7 @@ class Service:
                 with refusing("model"):
                     model, *_ = [await asyncio.wrap_future(lease.granted) for lease in leases]
                 builders = await self._prepare(request, model, channel, record.owner, new_builder)
-                answer, events = Answer(builders), EventQueue(len(builders))
+                answer, events = CompletionBuilder(builders), EventQueue(len(builders))
                 record.prompt_tokens = answer.usage().prompt_tokens
                 for choice, (lease, builder) in enumerate(zip(leases, builders, strict=True)):
                     deliver = partial(events.put, choice=choice)
@@ -205,7 +205,7 @@ class Service:
         if isinstance(request, schema.ChatRequest):
             logprobs = (request.top_logprobs or 0) if request.logprobs else None
         else:
-            logprobs = request.logprobs
+            logprobs = request.logprobs if request.tells_logprobs else None
         prompts = await self._prompts(request, model)
         grammars: list[Grammar | None] = [None] * len(prompts)
         if needs_grammar(request):
@@ -257,7 +257,8 @@ class Service:
         1 for a request of none, which the answer leaves out: the engine decodes at least one.
         """
         most, wanted = self.limits.max_tokens, request.wanted_tokens
-        count = min(self.limits.default_tokens if wanted is None else max(wanted, 1), most)
+        default = most if request.open_ended else self.limits.default_tokens
+        count = min(default if wanted is None else max(wanted, 1), most)
         return count if model.context is None else min(count, model.context - len(prompt.tokens))
 
 
@@ -338,7 +339,7 @@ class CompletionResponse(Response):
             await self._refuse(send, BUG)
             raise
 
-    async def _whole(self, send: Send, answer: Answer, events: EventQueue) -> None:
+    async def _whole(self, send: Send, answer: CompletionBuilder, events: EventQueue) -> None:
         while not answer.ended:
             if self._record.first_s is not None:
                 await events.pause(PAUSE_S)
@@ -348,7 +349,7 @@ class CompletionResponse(Response):
         self._record.status = 200
         await Response(body, media_type="application/json")({"type": "http"}, NO_RECEIVE, send)
 
-    async def _stream(self, send: Send, answer: Answer, events: EventQueue) -> None:
+    async def _stream(self, send: Send, answer: CompletionBuilder, events: EventQueue) -> None:
         batch = await events.next(KEEPALIVE_S)
         self._record.status = 200
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
@@ -371,7 +372,7 @@ class CompletionResponse(Response):
             self._record.add_tokens(sum(len(step.tokens) for step in steps))
         return batch
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: CompletionBuilder) -> None:
         record, how, usage = self._record, answer.provenance(), answer.usage()
         record.completion_tokens = usage.completion_tokens
         record.cached_tokens = usage.prompt_tokens_details.cached_tokens

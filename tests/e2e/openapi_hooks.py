@@ -31,4 +31,6 @@ def map_body(_: Any, body: Any) -> Any:
     for name in ("max_tokens", "max_completion_tokens"):
         if type(body.get(name)) is int and body[name] > SHORT:
             led[name] = SHORT
+    if "input" in led and type(led.get("max_output_tokens", SHORT)) is int:
+        led["max_output_tokens"] = SHORT  # without it an answer may be as long as the server allows
     return led

@@ -28,7 +28,7 @@ NOT_HELD = "positive_data_acceptance"
 def test_generated_requests_never_end_in_5xx_or_undocumented_answers(
     tmp_path: Path,
 ):
-    with serving(tmp_path / "server", "--default-tokens", "4") as server:
+    with serving(tmp_path / "server", "--default-tokens", "4", "--max-tokens", "8") as server:
         done = fuzz(server, tmp_path)
         code, _ = server.stop()
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]

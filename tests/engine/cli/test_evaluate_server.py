@@ -59,7 +59,7 @@ def test_checks_pass_and_the_gate_accepts_the_report(capsys, small: list[str], t
 def test_a_check_that_fails_is_exit_1_and_no_report(
     capsys, small: list[str], tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ):
-    monkeypatch.setattr(app, "_known", lambda header, keys: True)
+    monkeypatch.setattr(app, "_is_among", lambda given, keys: True)
     report = tmp_path / "s.json"
     code, out, err = call(capsys, *small, "--report", str(report), *["--json"] * as_json)
     assert code == 1

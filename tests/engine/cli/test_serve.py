@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,57 @@ def test_a_default_model_that_is_not_here_is_an_error(tmp_path: Path, capsys: py
     code, lines, error = check(write(tmp_path, MODELS.replace('"demo"', '"gone"', 1)), capsys)
     assert (code, len(lines)) == (2, 4)
     assert "the target of the model gone is not on this machine: /no-such-folder" in error
+
+
+KEY = "a-key-that-is-never-printed"
+
+
+def configured(capsys: pytest.CaptureFixture[str], client: str, *arguments: str) -> str:
+    assert run(["serve", "--for", client, *arguments]) == 0
+    out, _ = capsys.readouterr()
+    assert KEY not in out
+    return str(out)
+
+
+def exported(text: str) -> dict[str, str]:
+    lines = [shlex.split(line, comments=True) for line in text.splitlines()]
+    return dict(line[1].split("=", 1) for line in lines if line[:1] == ["export"])
+
+
+def test_codex_gets_a_provider_that_is_toml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("KAKEYA_API_KEY", raising=False)
+    given = tomllib.loads(configured(capsys, "codex", "--registry", str(write(tmp_path, MODELS))))
+    provider = given["model_providers"][given["model_provider"]]
+    assert (given["model"], provider["base_url"]) == ("demo", "http://127.0.0.1:8080/v1")
+    assert (provider["wire_api"], "env_key" in provider) == ("responses", False)
+    monkeypatch.setenv("KAKEYA_API_KEY", KEY)
+    given = tomllib.loads(configured(capsys, "codex", "--host", "::", "--port", "90"))
+    provider = given["model_providers"][given["model_provider"]]
+    assert (provider["base_url"], provider["env_key"]) == ("http://[::1]:90/v1", "KAKEYA_API_KEY")
+
+
+@pytest.mark.parametrize(
+    ("client", "url", "key"),
+    [
+        ("claude-code", ("ANTHROPIC_BASE_URL", "http://box:8080"), "ANTHROPIC_AUTH_TOKEN"),
+        ("aider", ("OPENAI_API_BASE", "http://box:8080/v1"), "OPENAI_API_KEY"),
+        ("open-webui", ("OPENAI_API_BASE_URL", "http://box:8080/v1"), "OPENAI_API_KEY"),
+    ],
+)
+def test_clients_get_variables_that_name_the_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], client: str, url: tuple[str, str], key: str
+):
+    keys = tmp_path / "keys"
+    keys.write_text(f"# of the tests\n{KEY}\n")
+    text = configured(capsys, client, "--host", "box", "--api-key-file", str(keys))
+    found = exported(text)
+    assert (found[url[0]], found[key]) == (url[1], "$KAKEYA_API_KEY")
+    assert f"one of the keys in {keys}" in text
+    assert re.search(r"(MODELS?=|openai/)demo\b", text)
+
+
+def test_a_port_that_is_not_known_yet_has_no_configuration(capsys: pytest.CaptureFixture[str]):
+    assert run(["serve", "--for", "aider", "--port", "0"]) == 2
+    assert "--port 0" in capsys.readouterr().err

@@ -192,7 +192,7 @@ def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_known", lambda header, keys: True)
+    monkeypatch.setattr(app, "_is_among", lambda given, keys: True)
 
 
 def any_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,16 +314,15 @@ def test_a_check_that_fails_leaves_no_report(
 def test_a_server_that_reads_other_tokens_is_at_fault(
     offered: Callable[..., Offer], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.server.service.text_prompt", _shortened)
+    monkeypatch.setattr("engine.server.service.text_prompts", _shortened)
     with pytest.raises(ChecksFailed, match="the server read other tokens than the prompt's"):
         measured(offered(), prompts)
 
 
 def _shortened(request: Any, model: LoadedModel) -> Any:
-    from engine.server.prompting import text_prompt
+    from engine.server.prompting import text_prompts
 
-    asked = text_prompt(request, model)
-    return replace(asked, tokens=asked.tokens[1:])
+    return [replace(asked, tokens=asked.tokens[1:]) for asked in text_prompts(request, model)]
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,10 @@ class RawServer:
 
 
 @contextmanager
-def opened(registry: Path | None = None) -> Iterator[RawServer]:
+def opened(registry: Path | None = None, **settings: Any) -> Iterator[RawServer]:
     """A server of the shipped registry, or of another, whose bodies have little time."""
-    serving = ServerSettings(port=0, keys=(KEY,), largest_body=2**20)
+    serving = ServerSettings(port=0, largest_body=2**20, **{"keys": (KEY,), **settings})
+    serving.check()
     models = Registry.load(registry)
     scheduler = Scheduler(model_finder(Places.of_machine(), download=False), SchedulerLimits())
     service = Service(models, scheduler, RequestLimits(max_tokens=64, default_tokens=2))

@@ -49,7 +49,10 @@ AROUND = [
     "/openapi.json",
     "/metrics",
     "/docs",
-    "/v1/responses",
+    "/v1/embeddings",
+    "/models",
+    "//models",
+    "/models/../health",
     "/v1/models/%ff%fe",
 ]
 
@@ -102,7 +105,11 @@ def test_other_schemes_are_refused(raw_server: RawServer, line: str):
         "evil.example",
         "127.0.0.1.evil.example",
         "evil.example:8080",
-        "localhost.",
+        "localhost.evil.example",
+        "notlocalhost",
+        "host.docker.internal",
+        "128.0.0.1",
+        "2130706433",
         "localhost:8080@evil.example",
         "127.0.0.1:80:80",
         "127.0.0.1:x",
@@ -117,10 +124,38 @@ def test_hosts_that_are_not_this_one_are_refused(raw_server: RawServer, host: st
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.1:80", "localhost:1", "LOCALHOST", "[::1]", "[::1]:80"]
+    "host",
+    [
+        *("127.0.0.1", "127.0.0.1:80", "127.8.9.10", "localhost:1", "LOCALHOST", "[::1]", "[::1]:80"),
+        *("localhost.", "localhost.:8080", "kakeya.localhost", "Kakeya.LocalHost:1", "[0:0:0:0:0:0:0:1]"),
+    ],
 )
 def test_hosts_that_are_this_one_are_let_in(raw_server: RawServer, host: str):
     assert status(raw_server.send(head(host=host))) == 200
+
+
+@pytest.mark.parametrize("host", ["host.docker.internal", "host.docker.internal:8080", "mac.example"])
+def test_the_refusal_of_a_host_says_which_flag_lets_it_in(raw_server: RawServer, host: str):
+    message = error(raw_server.send(head(host=host)))["message"]
+    name = host.partition(":")[0]
+    assert message.endswith(f"start it with --allow-host {name}")
+    assert ("container" in message) == (name == "host.docker.internal")
+
+
+@pytest.mark.parametrize("body", [b"2\r\n{}\r\n0\r\n\r\n", b"{}"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_two_kinds_of_length_are_refused_and_the_connection_ends(
+    raw_server: RawServer, body: bytes, order: int
+):
+    lines = ["Content-Length: 2", "Transfer-Encoding: chunked"][::order]
+    opening = head("POST", "/v1/chat/completions", JSON_TYPE, *lines, close=False)
+    smuggled = head(path="/v1/models", close=False)
+    answer = raw_server.send(opening + body + smuggled)  # it returns once the connection is closed
+    assert status(answer) == 400
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in answer.lower()
+    if body != b"{}":  # which is no chunk: uvicorn's own answer
+        assert error(answer)["code"] == "ambiguous_length"
 
 
 def test_a_request_of_http_1_0_names_its_host_too(raw_server: RawServer):
@@ -257,3 +292,8 @@ def test_connections_beyond_the_limit_are_closed(raw_server: RawServer, monkeypa
             connection.close()
     monkeypatch.undo()
     assert status(raw_server.send(head("GET", "/health"))) == 200
+
+
+def test_a_wrong_method_is_told_all_right_ones(raw_server: RawServer):
+    answer = raw_server.send(head("PUT", "/v1/responses/resp_1"))
+    assert (status(answer), b"\r\nallow: DELETE, GET\r\n" in answer) == (405, True)

@@ -66,10 +66,8 @@ HALF = '"\\ud800"'
     ("field", "value"),
     [
         ("model", HALF),
-        ("user", HALF),
         ("stop", HALF),
         ("kv_channel", HALF),
-        ("metadata", f'{{"a": {HALF}}}'),
         ("chat_template_kwargs", f'{{"a": [{HALF}]}}'),
         ("chat_template_kwargs", f"{{{HALF}: 1}}"),
         ("tools", f'[{{"type": "function", "function": {{"name": "f", "parameters": {{{HALF}: 1}}}}}}]'),

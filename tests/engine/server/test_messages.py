@@ -163,6 +163,7 @@ def test_system_texts_and_users_turns_are_joined(claude: anthropic.Anthropic):
     assert tokens(system=[cached]) == tokens(system="Be short.") > tokens()
     parts = [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]
     joined = tokens(messages=[user("A\n\nB")])
+    assert tokens(messages=[user([])]) < tokens(messages=[user("A")])
     assert tokens(messages=[user(parts)]) == tokens(messages=[user("A"), user("B")]) == joined
     assert tokens(messages=[user("A"), {"role": "system", "content": "B"}]) == joined
 
@@ -187,7 +188,7 @@ def test_what_claude_code_sends_is_accepted(claude: anthropic.Anthropic):
     )
     assert message.content[0].input == {"city": "Oslo"}
     assert set(message.x_kakeya["ignored"]) == {
-        *("tools.1 (web_search_20250305)", "metadata"),
+        *("tools.web_search_20250305", "metadata"),
         "context_management",
     }
 
@@ -211,6 +212,15 @@ WRONG: list[tuple[dict[str, Any], type[Exception], int, str]] = [
     ({"messages": [user("word " * 3000)]}, anthropic.BadRequestError, 400, "invalid_request_error"),
     ({"messages": [user("x" * 2_000_000)]}, anthropic.RequestTooLargeError, 413, "request_too_large"),
     ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, 400, "invalid_request_error"),
+    ({"tools": [{"type": "hammer", "name": "x"}]}, anthropic.BadRequestError, 400, "invalid_request_error"),
+    ({"tools": [{"type": ["x"]}]}, anthropic.BadRequestError, 400, "invalid_request_error"),
+    (
+        {"messages": [user([{"type": "thinking", "thinking": "", "signature": ""}])]},
+        anthropic.BadRequestError,
+        400,
+        "invalid_request_error",
+    ),
+    ({"messages": [user([{"type": []}])]}, anthropic.BadRequestError, 400, "invalid_request_error"),
     ({"messages": [user([IMAGE])]}, anthropic.InternalServerError, 501, "invalid_request_error"),
     ({"tools": [SEARCH]}, anthropic.InternalServerError, 501, "invalid_request_error"),
 ]

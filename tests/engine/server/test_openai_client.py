@@ -254,6 +254,17 @@ def test_a_call_that_max_tokens_cuts_off_is_no_text(client: openai.OpenAI, *, st
     assert arguments
 
 
+@pytest.mark.slow
+def test_a_call_with_arguments_that_are_no_json_can_be_sent_back(client: openai.OpenAI):
+    for arguments in ("", '{"city": "Os', '{"city": Oslo}', "[1]"):
+        told = copy.deepcopy(by_heart.TOLD)
+        told[1]["tool_calls"][0]["function"]["arguments"] = arguments
+        assert asked(client, model="heart", messages=told, tools=[by_heart.WEATHER], max_tokens=2).choices
+    told[1]["tool_calls"][0]["function"]["arguments"] = "[" * 100_000
+    with pytest.raises(openai.BadRequestError):
+        asked(client, model="heart", messages=told, tools=[by_heart.WEATHER], max_tokens=2)
+
+
 def test_a_demanded_call_of_a_tool_without_parameters_has_no_arguments(client: openai.OpenAI):
     tools = [{"type": "function", "function": {"name": "now", "description": "Tells the time."}}]
     for choice in ("required", {"type": "function", "function": {"name": "now"}}):
@@ -340,7 +351,8 @@ def test_the_next_turn_reuses_the_prompt_cache(client: openai.OpenAI):
     assert second.x_kakeya["cached_tokens"] == after.prompt_tokens_details.cached_tokens
     assert second.x_kakeya["prefill_s"] < first.x_kakeya["prefill_s"] / 2
     other = asked(client, model="demo@rotated4", messages=talk, max_tokens=30)
-    assert other.usage.prompt_tokens_details.cached_tokens == 0  # another channel's caches are no use
+    # another channel's caches are no use, and a prompt of its own begins with the same token at most
+    assert other.usage.prompt_tokens_details.cached_tokens <= 1
 
 
 def test_the_same_question_again_is_not_computed_again(client: openai.OpenAI):
@@ -372,8 +384,11 @@ def test_an_external_engine_decodes_with_the_channels_caches(client: openai.Open
 
 
 def test_models_are_listed_with_their_channels(client: openai.OpenAI):
-    listed = {model.id: model for model in client.models.list()}
-    assert {"demo", "demo@native", "demo@rotated4", "heart", "guest@rotated4", "away"} <= listed.keys()
+    here = {model.id for model in client.models.list()}
+    assert {"demo", "demo@native", "demo@rotated4", "heart", "guest@rotated4"} <= here
+    assert not {"away", "gone"} & here
+    listed = {model.id: model for model in client.models.list(extra_query={"all": "true"})}
+    assert listed.keys() > here
     assert client.models.retrieve("demo@rotated4").x_kakeya["kv_channel"] == "rotated4"
     assert listed["demo"].x_kakeya["default"]
     for name, where in (("away", "~/kakeya-models/no-such-folder"), ("gone", "/no-such-folder is not a")):
@@ -428,11 +443,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], int, str | None]] = [
     ({"model": "demo@affine8"}, openai.BadRequestError, 400, "model"),
     ({"temperature": 9}, openai.BadRequestError, 400, "temperature"),
     ({"temperature": "hot"}, openai.BadRequestError, 400, "temperature"),
-    ({"temperature": 1e-9}, openai.BadRequestError, 400, "temperature"),
-    ({"top_p": 0}, openai.BadRequestError, 400, "top_p"),
     ({"max_tokens": 0}, openai.BadRequestError, 400, "max_tokens"),
-    ({"max_tokens": 301}, openai.BadRequestError, 400, "max_tokens"),
-    ({"stop": ["a", ""]}, openai.BadRequestError, 400, "stop.1"),
     ({"logit_bias": {"99999": 1}}, openai.BadRequestError, 400, "logit_bias"),
     ({"top_logprobs": 3}, openai.BadRequestError, 400, "top_logprobs"),
     ({"messages": []}, openai.BadRequestError, 400, "messages"),
@@ -444,7 +455,6 @@ WRONG: list[tuple[dict[str, Any], type[Exception], int, str | None]] = [
     ({"extra_body": {"block": 99}}, openai.BadRequestError, 400, "block"),
     ({"extra_body": {"block": 4, "drafter": "none"}}, openai.BadRequestError, 400, "block"),
     ({"extra_body": {"drafter": "/etc/passwd"}}, openai.BadRequestError, 400, "drafter"),
-    ({"extra_body": {"colour": 1}}, openai.BadRequestError, 400, "colour"),
     ({"extra_body": {"chat_template_kwargs": {"chat_template": "x"}}}, openai.BadRequestError, 400, None),
     (
         {"extra_body": {"chat_template_kwargs": {"enable_thinkin": True}}},
@@ -452,10 +462,32 @@ WRONG: list[tuple[dict[str, Any], type[Exception], int, str | None]] = [
         400,
         "chat_template_kwargs.enable_thinkin",
     ),
-    ({"reasoning_effort": "high"}, openai.BadRequestError, 400, "reasoning_effort"),
     ({"n": "2"}, openai.BadRequestError, 400, "n"),
     ({"messages": [{"role": "user", "content": "x" * 2_000_000}]}, openai.APIStatusError, 413, None),
-    ({"n": 2}, openai.InternalServerError, 501, "n"),
+    ({"n": 17}, openai.BadRequestError, 400, "n"),
+    ({"n": 0}, openai.BadRequestError, 400, "n"),
+    ({"extra_body": {"best_of": 2}}, openai.InternalServerError, 501, "best_of"),
+    ({"extra_body": {"echo": True}}, openai.InternalServerError, 501, "echo"),
+    ({"extra_body": {"mirostat": 2}}, openai.InternalServerError, 501, "mirostat"),
+    ({"extra_body": {"guided_grammar": "root ::= x"}}, openai.InternalServerError, 501, "guided_grammar"),
+    (
+        {"extra_body": {"structured_outputs": {"grammar": "x"}}},
+        openai.InternalServerError,
+        501,
+        "structured_outputs.grammar",
+    ),
+    ({"extra_body": {"guided_regex": "("}}, openai.BadRequestError, 400, "guided_regex"),
+    ({"extra_body": {"guided_json": "{"}}, openai.BadRequestError, 400, "guided_json"),
+    (
+        {"extra_body": {"guided_regex": "a", "guided_choice": ["a"]}},
+        openai.BadRequestError,
+        400,
+        "guided_regex",
+    ),
+    ({"extra_body": {"guided_regex": "a", "min_tokens": 3}}, openai.BadRequestError, 400, "min_tokens"),
+    ({"extra_body": {"stop_token_ids": [99999]}}, openai.BadRequestError, 400, "stop_token_ids"),
+    ({"extra_body": {"continue_final_message": True}}, openai.BadRequestError, 400, "continue_final_message"),
+    ({"model": "guest", "extra_body": {"ignore_eos": True}}, openai.InternalServerError, 501, "ignore_eos"),
     ({"functions": [{"name": "f"}]}, openai.InternalServerError, 501, "functions"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -488,6 +520,7 @@ def test_errors_are_typed_exceptions_that_name_the_field(
         asked(client, **(copy.deepcopy(fields) | {"stream": stream}))
     error: Any = caught.value
     assert error.status_code == status
+    assert (error.response.headers.get("x-should-retry") == "false") == (status == 501)
     assert error.body["message"]
     if param is not None:
         assert error.param == param

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mlx_lm.tool_parsers import qwen3_coder
 
 from engine.server.parsing import OutputParser, ParsedText
 from engine.stops import Stops
@@ -81,6 +82,21 @@ def test_a_call_that_was_cut_short_is_no_call_unless_it_is_whole(tokenizer: Any)
 def test_a_call_that_was_cut_off_is_a_call_once_its_tool_is_known(tokenizer: Any, text: str, calls: Any):
     found = said(tokenizer, text, cut=True, tools=[by_heart.WEATHER])
     assert (calls_in(found), found.content) == (calls, "")
+
+
+def test_of_other_families_a_call_comes_whole_or_with_the_text_there_is():
+    tokenizer = load_target(by_heart.FOLDER).tokenizer
+    tokenizer._tool_parser = qwen3_coder.parse_tool_call
+    begun = "<tool_call>\n<function=weather>\n<parameter=city>\nOs"
+    whole = f"{begun}lo\n</parameter>\n</function>\n"
+    tools = {"tools": [by_heart.WEATHER]}
+    assert calls_in(said(tokenizer, f"{whole}</tool_call>", **tools)) == [
+        ("weather", '{"city": "Oslo"}', True)
+    ]
+    found = said(tokenizer, begun, cut=True, **tools)
+    ((name, text, complete),) = calls_in(found)
+    assert (name, complete, found.content) == ("weather", False, "")
+    assert text.endswith("<parameter=city>\nOs")
 
 
 def test_arguments_are_passed_on_as_they_are_written(tokenizer: Any):

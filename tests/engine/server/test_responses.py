@@ -12,6 +12,8 @@ import pytest
 
 from tests.engine.server import by_heart
 from tests.engine.server.conftest import KEY, Running, start
+from tests.engine.server.raw_server import KEY as RAW_KEY
+from tests.engine.server.raw_server import RawServer
 
 LIST = "Make a numbered list of: table, window, river."
 WEATHER = by_heart.WEATHER["function"] | {"type": "function"}
@@ -178,7 +180,7 @@ def test_tools_of_openais_own_are_left_out_beside_functions(client: openai.OpenA
     search = {"type": "web_search", "external_web_access": False}
     reply = called(client, tools=[WEATHER, search])
     assert reply.output[0].name == "weather"
-    assert reply.x_kakeya["ignored"] == ["tools.1 (web_search)"]
+    assert reply.x_kakeya["ignored"] == ["tools.web_search"]
     for fields in (
         {"tools": [search]},
         {"tools": [WEATHER, search], "tool_choice": {"type": "web_search"}},
@@ -187,6 +189,14 @@ def test_tools_of_openais_own_are_left_out_beside_functions(client: openai.OpenA
         with pytest.raises(openai.InternalServerError) as caught:
             responded(client, **fields)
         assert caught.value.status_code == 501
+
+
+def test_without_a_length_an_answer_may_be_as_long_as_the_server_allows(raw_server: RawServer):
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{raw_server.port}/v1", api_key=RAW_KEY, max_retries=0)
+    reply = client.responses.create(model="demo", input=LIST)
+    asked = {"model": "demo", "messages": [{"role": "user", "content": LIST}]}
+    assert (reply.status, client.chat.completions.create(**asked).usage.completion_tokens) == ("completed", 2)
+    assert "max_tokens_clamped_to" not in reply.x_kakeya
 
 
 def test_fields_without_effect_are_listed(client: openai.OpenAI):
@@ -249,6 +259,9 @@ WRONG: list[tuple[dict[str, Any], int, str | None]] = [
     ({"tool_choice": "required"}, 400, "tool_choice"),
     ({"temperature": 9}, 400, "temperature"),
     ({"extra_body": {"stop": "x"}}, 400, "stop"),
+    ({"tools": [{"type": "hammer", "name": "x"}]}, 400, "tools.0"),
+    ({"tools": [WEATHER], "tool_choice": {"type": ["x"], "tools": [1]}}, 400, "tool_choice.tools.0"),
+    ({"text": {"verbosity": []}}, 501, "text.verbosity"),
     ({"background": True}, 501, "background"),
     ({"conversation": "conv_1"}, 501, "conversation"),
     ({"text": {"verbosity": "low"}}, 501, "text.verbosity"),

@@ -21,10 +21,10 @@ def test_events_come_from_another_thread_in_order_and_a_failure_is_raised():
             target=lambda: [events.put(each) for each in [*sent, DecodeFailed(GenerationError("no"))]]
         )
         thread.start()
-        heard: list[Event] = []
+        heard: list[tuple[int, Event]] = []
         while len(heard) < len(sent):
             heard += await events.next()
-        assert heard == sent
+        assert heard == [(0, event) for event in sent]
         with pytest.raises(GenerationError, match="no"):
             await events.next()
         thread.join()

@@ -58,3 +58,48 @@ def test_requests_that_end_within_the_grace_are_complete(tmp_path: Path):
         whole, stream = (future.result() for future in futures)
     assert whole.json()["usage"]["completion_tokens"] == 200
     assert stream.text.endswith("data: [DONE]\n\n")
+
+
+LONG = {"type": "array", "items": {"type": "string", "minLength": 40}, "minItems": 90}
+SAID = {"role": "user", "content": "Make a list."}
+TYPED: dict[str, dict[str, Any]] = {
+    "responses": {"input": [SAID], "text": {"format": {"type": "json_schema", "name": "x", "schema": LONG}}},
+    "messages": {
+        "messages": [SAID],
+        "max_tokens": 900,
+        "output_config": {"format": {"type": "json_schema", "schema": LONG}},
+    },
+}
+
+
+@pytest.mark.slow
+def test_the_other_protocols_are_told_their_own_way(tmp_path: Path):
+    server = start(tmp_path, "--grace", "1")
+    slow = {"block": 1, "kv_channel": "rotated4", "drafter": "none"}
+    headers = {"authorization": f"Bearer {KEY}"}
+    with ThreadPoolExecutor(4) as pool:
+        futures = {
+            (path, stream): pool.submit(
+                requests.post,
+                f"{server.url}/{path}",
+                json=body | slow | {"stream": stream},
+                headers=headers,
+                timeout=60,
+            )
+            for path, body in TYPED.items()
+            for stream in (False, True)
+        }
+        time.sleep(1.5)
+        assert server.stop() == 0
+        replies = {key: future.result() for key, future in futures.items()}
+    assert replies["responses", False].json()["error"]["code"] == "shutting_down"
+    assert replies["messages", False].status_code == 529
+    assert replies["messages", False].json()["error"]["type"] == "overloaded_error"
+    *_, failed = replies["responses", True].text.strip().split("\n\n")
+    assert failed.startswith("event: response.failed\n")
+    reply = json.loads(failed.partition("data: ")[2])["response"]
+    assert (reply["status"], reply["error"]["code"]) == ("failed", "server_error")
+    *_, failed = replies["messages", True].text.strip().split("\n\n")
+    assert failed.startswith("event: error\n")
+    assert json.loads(failed.partition("data: ")[2])["error"]["type"] == "overloaded_error"
+    assert "Traceback" not in server.log.read_text()

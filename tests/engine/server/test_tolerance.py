@@ -1,0 +1,251 @@
+"""Fields that clients of other servers send: ignored by name, supported, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.engine.server import by_heart
+from tests.engine.server.conftest import Running, start
+from tests.engine.server.test_openai_client import LIST, SCHEMA, always, asked, completed
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"extra_body": fields}
+
+
+BOOKKEEPING = {
+    "user": "u",
+    "store": True,
+    "prediction": {"type": "content", "content": "x"},
+    "cache_prompt": True,
+    "x_trace": {"a": [1]},
+    "best_of": 1,
+    "modalities": ["text"],
+    "colour": None,
+    "stream_options": {"include_obfuscation": False, "include_usage": True},
+}
+
+
+def test_unknown_fields_are_ignored_and_listed_by_their_dotted_names(client: openai.OpenAI):
+    talk = [
+        {"role": "user", "content": [{"type": "text", "text": "Hi.", "cache_control": {}}], "id": 7},
+        {"role": "assistant", "content": "Yes.", "annotations": [], "refusal": None},
+        {"role": "user", "content": [{"type": "text", "text": "Hi.", "cache_control": {}}]},
+    ]
+    tools = [{**by_heart.WEATHER, "cached": True}]
+    extra = {**BOOKKEEPING, "messages": talk, "tools": tools}
+    expected = {
+        *("user", "store", "prediction", "cache_prompt", "x_trace", "stream_options.include_obfuscation"),
+        *("messages.content.cache_control", "messages.id", "tools.cached"),
+    }
+    whole = asked(client, max_tokens=2, extra_body=extra)
+    assert sorted(whole.x_kakeya["ignored"]) == sorted(expected)
+    *_, last = asked(client, max_tokens=2, stream=True, extra_body=extra)
+    assert last.x_kakeya["ignored"] == whole.x_kakeya["ignored"]
+    assert asked(client, max_tokens=2).x_kakeya["ignored"] == []
+
+
+@pytest.mark.slow
+def test_other_names_of_a_turns_parts_are_read(client: openai.OpenAI):
+    def read(**turn: Any) -> Any:
+        talk = [*LIST, {"role": "assistant", **turn}, {"role": "user", "content": "Why?"}]
+        fields = {"model": "heart", "max_tokens": 1, "extra_body": {"return_token_ids": True}}
+        return asked(client, messages=talk, **fields).x_kakeya["prompt_token_ids"]
+
+    assert read(refusal="No.") == read(content="No.") != read(content="Yes.")
+    turn = {"content": "No.", "tool_calls": None}
+    assert read(reasoning_content="so", **turn) == read(reasoning="so", **turn)
+
+
+def test_the_list_of_ignored_fields_is_bounded(client: openai.OpenAI):
+    many = {f"x{number}" + "y" * 500: 1 for number in range(200)}
+    ignored = asked(client, max_tokens=1, extra_body=many).x_kakeya["ignored"]
+    assert len(ignored) == 64
+    assert max(map(len, ignored)) == 100
+
+
+def test_an_effort_without_a_switch_is_ignored(client: openai.OpenAI):
+    reply = asked(client, max_tokens=2, reasoning_effort="high")
+    assert reply.x_kakeya["ignored"] == ["reasoning_effort"]
+
+
+NOTHING: list[dict[str, Any]] = [
+    {"top_p": 0, "temperature": 1},
+    {"temperature": 1e-9},
+    {"stop": ""},
+    {"stop": []},
+    {"stop": ["", ""]},
+    {"tools": []},
+    {"logit_bias": {}},
+    {"metadata": {}},
+    {"n": 1},
+    {"top_logprobs": 0},
+    {"logprobs": False},
+    {"response_format": {"type": "text"}},
+    body(ignore_eos=False, min_tokens=0, stop_token_ids=[], continue_final_message=False),
+    body(skip_special_tokens=True, length_penalty=1.0, use_beam_search=False, guided_grammar=None),
+    body(
+        **dict.fromkeys(
+            [
+                *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "logprobs", "top_logprobs"),
+                *("presence_penalty", "frequency_penalty", "logit_bias", "response_format", "tools", "user"),
+                *("tool_choice", "parallel_tool_calls", "reasoning_effort", "stream", "stream_options"),
+                *("functions", "function_call", "modalities", "audio", "verbosity", "metadata", "store"),
+                "max_completion_tokens",
+            ]
+        )
+    ),
+]
+
+
+@pytest.mark.sampled(4, 1)
+@pytest.mark.parametrize("fields", NOTHING, ids=lambda fields: str(fields)[:40])
+def test_values_that_ask_for_nothing_change_nothing(client: openai.OpenAI, fields: dict[str, Any]):
+    expected = asked(client, max_tokens=12).choices[0].message.content
+    assert asked(client, max_tokens=12, **fields).choices[0].message.content == expected
+
+
+def test_text_completions_take_what_asks_for_nothing(client: openai.OpenAI):
+    expected = completed(client, max_tokens=8).choices[0]
+    fields = body(logprobs=False, echo=False, suffix="", best_of=1, stop=[""], n=None)
+    assert completed(client, max_tokens=8, **fields).choices[0] == expected
+
+
+@pytest.mark.slow
+def test_max_tokens_above_the_limit_is_clamped_and_said(client: openai.OpenAI):
+    for fields in ({"max_tokens": 100_000}, {"max_tokens": 3, "max_completion_tokens": 301}):
+        reply = asked(client, **fields)
+        assert (reply.x_kakeya["max_tokens_clamped_to"], reply.choices[0].finish_reason) == (300, "stop")
+    assert "max_tokens_clamped_to" not in completed(client, max_tokens=4).x_kakeya
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = start(tmp_path_factory.mktemp("strict"), "--strict")
+    yield running
+    running.stop()
+
+
+@pytest.mark.slow
+def test_a_strict_server_refuses_unknown_fields(strict: Running):
+    client = strict.client()
+    assert asked(client, max_tokens=2, user="u", metadata={"a": "b"}).x_kakeya["ignored"]
+    for fields, param in (
+        ({"colour": 1}, "colour"),
+        ({"messages": [{**LIST[0], "colour": 1}]}, "messages.colour"),
+        ({"stream_options": {"colour": 1}}, "stream_options.colour"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            asked(client, max_tokens=2, extra_body=fields)
+        assert (caught.value.param, caught.value.code) == (param, "unknown_parameter")
+
+
+# --- extensions -----------------------------------------------------------------------------------------
+
+
+def ended(reply: Any) -> tuple[int, str]:
+    return reply.usage.completion_tokens, reply.choices[0].finish_reason
+
+
+@pytest.mark.slow
+def test_what_the_context_leaves_bounds_max_tokens(client: openai.OpenAI):
+    full = completed(client, prompt=[[5] * 1020], max_tokens=300, **body(ignore_eos=True))
+    assert (full.usage.completion_tokens, full.x_kakeya["max_tokens_clamped_to"]) == (4, 4)
+
+
+@pytest.mark.slow
+def test_ignore_eos_goes_on_to_max_tokens(client: openai.OpenAI):
+    count, why = ended(asked(client, max_tokens=60))
+    assert (why, count < 60) == ("stop", True)
+    assert ended(asked(client, max_tokens=60, **body(ignore_eos=True))) == (60, "length")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["default", "none"])
+def test_min_tokens_holds_off_what_ends_the_text(client: openai.OpenAI, drafter: str):
+    count, _ = ended(asked(client, max_tokens=80))
+    longer = asked(client, max_tokens=80, **body(min_tokens=count + 5, drafter=drafter))
+    assert ended(longer)[0] >= count + 5
+    stopped = completed(client, stop="Sort", max_tokens=40, **body(ignore_eos=True, drafter=drafter))
+    free = completed(client, max_tokens=40, **body(ignore_eos=True)).choices[0].text
+    assert stopped.choices[0].text == free.partition("Sort")[0]
+
+
+def test_min_tokens_holds_off_stop_strings(client: openai.OpenAI):
+    fields = always("the") | {"max_tokens": 8, "stop": " the the"}
+    assert completed(client, **fields).choices[0].text == ""
+    held = completed(client, **fields, **body(min_tokens=5))
+    assert ended(held) == (5, "stop")
+    chunks = list(completed(client, stream=True, **fields, **body(min_tokens=5)))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == held.choices[0].text
+
+
+def test_stop_token_ids_end_the_text_without_being_in_it(client: openai.OpenAI):
+    fields = always("the")
+    [token] = map(int, fields["logit_bias"])
+    reply = completed(client, **fields, **body(stop_token_ids=[token]))
+    assert (reply.choices[0].text, *ended(reply)) == ("", 1, "stop")
+
+
+def test_a_prefilled_turn_of_the_assistant_is_continued(client: openai.OpenAI):
+    whole = asked(client).choices[0].message.content
+    talk = [*LIST, {"role": "assistant", "content": whole[:20]}]
+    fields = body(continue_final_message=True, add_generation_prompt=False)
+    assert asked(client, messages=talk, **fields).choices[0].message.content == whole[20:]
+    with pytest.raises(openai.BadRequestError) as caught:
+        asked(client, messages=talk, **body(continue_final_message=True, add_generation_prompt=True))
+    assert caught.value.param == "add_generation_prompt"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"structured_outputs": {"json": SCHEMA}},
+    ],
+)
+@pytest.mark.parametrize("model", ["demo", "heart"])
+def test_guided_json_is_response_format_by_another_name(
+    client: openai.OpenAI, fields: dict[str, Any], model: str
+):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    given = {"model": model, "max_tokens": 120}
+    expected = asked(client, response_format=form, **given).choices[0].message
+    assert asked(client, **given, **body(**fields)).choices[0].message == expected
+    json.loads(expected.content)
+
+
+@pytest.mark.slow
+def test_guided_choice_and_regex_bind_the_text(client: openai.OpenAI):
+    for fields in ({"guided_choice": ["a/b", "c d"]}, {"structured_outputs": {"choice": ["a/b", "c d"]}}):
+        assert completed(client, **body(**fields)).choices[0].text in {"a/b", "c d"}
+    for fields in ({"guided_regex": "[0-9]{3}/[a-c]"}, {"structured_outputs": {"regex": "[0-9]{3}/[a-c]"}}):
+        text = completed(client, **body(**fields)).choices[0].text
+        assert (len(text), text[3], text[:3].isdigit(), text[4] in "abc") == (5, "/", True, True)
+    riddle = [{"role": "user", "content": by_heart.RIDDLE}]
+    reply = asked(client, model="heart", messages=riddle, **body(guided_choice=["yes", "no"]))
+    assert reply.choices[0].message.content.strip() in {"yes", "no"}
+
+
+@pytest.mark.slow
+def test_continuous_usage_is_in_every_chunk(client: openai.OpenAI):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for ask in (asked, completed):
+        chunks = list(ask(client, stream=True, stream_options=options))
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts == sorted(counts)
+        assert counts[-1] == ask(client).usage.completion_tokens
+        assert len(set(counts)) > 2
+
+
+def test_a_request_that_is_not_supported_is_not_sent_again(server: Running):
+    with pytest.raises(openai.InternalServerError) as caught:
+        completed(server.client().with_options(max_retries=3), suffix="x")
+    assert caught.value.response.request.headers["x-stainless-retry-count"] == "0"
