@@ -174,6 +174,7 @@ class BatchDecoder:
         self._settled = False  # the positions of `_ahead` are committed
         self._silent = False  # the drafters were asked and none had anything to propose
         self._has_lookup = False  # a look-up paid after the last plain step, so one may after the next
+        self._timed = True  # whether the device has done nothing else since the last round
         self._rounds = 0
 
     def close(self) -> None:
@@ -246,14 +247,17 @@ class BatchDecoder:
         if chosen is not self._draft_length:
             self._draft_length = chosen
             chosen.start()
+        chosen.interrupt()  # a round costs more the more sequences it has
 
     # --- rounds ------------------------------------------------------------------------------------------
 
-    def step(self, *, ahead: bool = True) -> Steps:
+    def step(self, *, ahead: bool = True, timed: bool = True) -> Steps:
         """One round, for all; an error of one sequence's grammar or processors is its own.
 
-        Those that ended are to leave before the next. With ``ahead`` the next round is begun.
+        Those that ended are to leave before the next. With ``ahead`` the next round is begun. Without
+        ``timed``, the device did something else since the last one, so that its seconds tell no costs.
         """
+        self._timed = timed
         transaction = self._transaction
         if transaction is None:
             raise ValueError("nothing takes part in the batch")
@@ -335,6 +339,8 @@ class BatchDecoder:
         if learned:
             looked_up = True in learned
             accepted = learned[looked_up]
+            if not self._timed:
+                seconds = draft_s = 0.0
             self._draft_length.record(1 + longest, accepted, seconds, draft_s, looked_up=looked_up)
         return steps
 
@@ -404,7 +410,7 @@ class BatchDecoder:
             transaction.abort()
             self._ahead = None
         if self._ahead is not None:
-            self._draft_length.record(1, 0, record.verify_s)
+            self._draft_length.record(1, 0, record.verify_s if self._timed else 0.0)
             asks = [ask for row in going for ask in row.asks(row.bonus)]
             if self._silent and asks:
                 drafts = self._draft_length.drafts(asks, self._draft_length.largest)
@@ -500,16 +506,17 @@ class ContinuousBatch:
         else:
             self._batch.leave([row])
 
-    def step(self) -> Steps:
+    def step(self, *, timed: bool = True) -> Steps:
         """One round of all; see `BatchDecoder.step`. Those that ended are to be removed before the next."""
         batch = self._batch
         if self._joining or len(batch.rows) == 1:
             if batch.is_ahead:  # a plain step is on its way for those that are there
-                return batch.step(ahead=False)
+                return batch.step(ahead=False, timed=timed)
             self._regroup()
         row = self._alone
         if row is None:
-            return batch.step()
+            return batch.step(timed=timed)
+        row.timed = timed
         try:
             return [(row, next(self._rounds))]
         except Exception as error:

@@ -161,6 +161,9 @@ class SequenceDecoder:
     silent: bool = False  # the drafter was asked and had nothing to propose
     has_lookup: bool = False  # a look-up paid after the last plain step, so one may after the next
     bonus: int = -1
+    timed: bool = (
+        True  # whether the device does nothing else between rounds, so that their seconds tell costs
+    )
     _rounds: int = 0
 
     def rounds(self) -> Iterator[Step]:
@@ -305,8 +308,8 @@ class SequenceDecoder:
             self.draft_length.record(
                 record.block,
                 record.accepted,
-                record.draft_s + record.verify_s,
-                record.draft_s,
+                record.draft_s + record.verify_s if self.timed else 0.0,
+                record.draft_s if self.timed else 0.0,
                 looked_up=record.looked_up,
             )
         if stopped or self.remaining < 1:

@@ -70,6 +70,9 @@ class DraftLength:
     def start(self) -> None:
         """Begin a sequence."""
 
+    def interrupt(self) -> None:
+        """Compare the next rounds with none before: something else has changed what they cost."""
+
     def choose(self, remaining: int) -> int:
         """Length of the next block, 1 to ``remaining``; 1 means a plain step, or look-ups at most."""
         return min(self.largest, remaining)
@@ -95,7 +98,8 @@ class DraftLength:
         """Learn from a round: its block, how many drafts it confirmed, how long it took.
 
         In a batch, ``accepted`` has a number for each sequence that had all drafts of the block. ``draft_s``
-        of the seconds went into drafting; drafts ``looked_up`` tell nothing of the network.
+        of the seconds went into drafting; drafts ``looked_up`` tell nothing of the network. 0 seconds are not
+        known: the device did something else meanwhile.
         """
 
 
@@ -164,6 +168,10 @@ class AdaptiveDraftLength(DraftLength):
         self._plain_run = 0  # plain steps since the last block
         self._probing = False
         self._backlog = 0  # tokens that the drafter would read first
+
+    def interrupt(self) -> None:
+        """See `DraftLength.interrupt`."""
+        self._block, self._rounds, self._before = 0, 0, (0, 0.0)
 
     def choose(self, remaining: int) -> int:
         """The best length, one to be measured, or now and then a short one to see whether blocks pay."""

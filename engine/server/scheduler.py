@@ -306,30 +306,32 @@ class Scheduler:
                 self._save(active.decoder)
         for active in [each for each in self._active if each.decoder is None]:
             self._next_event(active)
-        self._prefill()
+        timed = not self._prefill() and len(self._batches) < 2
         for key, batch in list(self._batches.items()):
-            self._round(batch)
+            self._round(batch, timed=timed)
             if not batch.rows:
                 batch.close()
                 del self._batches[key]
 
-    def _prefill(self) -> None:
-        """Compute a chunk of prompts: by turns those with the least left first, and the oldest first."""
+    def _prefill(self) -> int:
+        """Compute a chunk of prompts: by turns those with the least left first, and the oldest first.
+
+        Returns the positions computed.
+        """
         self._turns += 1
         waiting = [each for each in self._active if each.decoder is not None and each.batch is None]
         if self._turns % 2:
             waiting.sort(key=_positions_left)
         for active in waiting:
             if active.decoder is not None and not active.decoder.begun:
-                self._next_event(
-                    active
-                )  # computes nothing, and tells other prompts that it shares their beginning
+                self._next_event(active)  # computes nothing; others learn what they share with it
         computed = 0
         for active in waiting:
             while computed < self._limits.chunk and active.computes_prompt and active in self._active:
                 before = _positions_left(active)
                 self._next_event(active)
                 computed += before - _positions_left(active)
+        return computed
 
     def _next_event(self, active: ActiveRequest) -> None:
         """Take the next event of a request that is in no batch."""
@@ -358,12 +360,12 @@ class Scheduler:
         active.batch = self._batches[key]
         active.batch.add(sequence)
 
-    def _round(self, batch: ContinuousBatch) -> None:
+    def _round(self, batch: ContinuousBatch, *, timed: bool) -> None:
         members = {
             each.decoder.sequence: each for each in self._active if each.decoder and each.batch is batch
         }
         try:
-            steps = batch.step() if members else []
+            steps = batch.step(timed=timed) if members else []
         except Exception as error:  # of all of them
             batch.close()
             for active in members.values():
