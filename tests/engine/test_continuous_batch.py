@@ -186,7 +186,7 @@ def test_sequences_that_come_and_go_get_what_they_get_alone(family: str, kind: s
 
 
 @pytest.mark.sampled(3, 1)
-@pytest.mark.parametrize("policy", ["lattice-packed:e8,8@all", "sink-window:2,6"])
+@pytest.mark.parametrize("policy", ["lattice:e8,152@all", "sink-window:2,6"])
 def test_sequences_under_a_policy_come_and_go_too(policy: str):
     own = [replace(rules, drafter="dflash") if rules.drafter == "own" else rules for rules in ALL_RULES]
     serve("gemma3_text", own, policy, seed=3)
