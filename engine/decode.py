@@ -177,16 +177,24 @@ class SequenceDecoder:
 
     def prefill(self, prompt: Sequence[int], chunk: int) -> Step:
         """Compute the prompt; the forward of its last token gives the first token."""
-        self.draft_length.start()
-        self.stops.start(prompt)
         done, last = self.session.resume(prompt), len(prompt) - 1
         while done < last:
             self.session.prefill(prompt[done : min(done + chunk, last)])
             done += chunk
+        return self.first(self.launch_first(prompt))
+
+    def launch_first(self, prompt: Sequence[int]) -> mx.array:
+        """Start the forward of a prompt's last token, of which all others are in the session."""
+        self.draft_length.start()
+        self.stops.start(prompt)
         self.selector.start(prompt)
-        _, packed, rows = self._launch([*self.session.uncached, prompt[last]], self.selector.so_far)
-        token, *numbers = read_tokens(packed)
-        self.session.commit(prompt[last:], rows)
+        _, packed, rows = self._launch([*self.session.uncached, prompt[-1]], self.selector.so_far)
+        self.session.commit(prompt[-1:], rows)
+        return packed
+
+    def first(self, launched: mx.array) -> Step:
+        """Wait for the first token."""
+        token, *numbers = read_tokens(launched)
         return self.emit(
             (token,), None, self.stops.find((token,)) is not None, numbers, plan=False, learn=False
         )

@@ -189,12 +189,16 @@ class Session(AbstractContextManager["Session"]):
             self.drafter = snapshot.drafter.fork()
 
     def prefill(
-        self, tokens: Sequence[int], read: Callable[[mx.array], mx.array] | None = None
+        self,
+        tokens: Sequence[int],
+        read: Callable[[mx.array], mx.array] | None = None,
+        *,
+        settle: Callable[..., None] = wait,
     ) -> mx.array | None:
         """Compute a part of a prompt, for good; where that fails, the session starts over.
 
         Returns what ``read`` makes of its logits [N, V], which nothing else computes. ValueError for one with
-        a restoration, whose forwards have none.
+        a restoration, whose forwards have none. With ``settle=launch`` nothing is waited for.
         """
         if read is not None and self._restoration is not None:
             raise ValueError("a session that restores keys and values has no logits of its prompt")
@@ -213,7 +217,7 @@ class Session(AbstractContextManager["Session"]):
                 self.transaction.settle()
                 waiting = restoration.waiting if restoration else None
                 # not for the rows: what a drafter alone reads of the last layers is computed when it drafts
-                wait([cache.state for cache in self.caches], waiting, found)
+                settle([cache.state for cache in self.caches], waiting, found)
             except BaseException:
                 self._start_over()
                 raise

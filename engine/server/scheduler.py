@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
@@ -110,8 +110,8 @@ class ActiveRequest:
 
     @property
     def computes_prompt(self) -> bool:
-        """Whether our engine has begun with its prompt, and not finished it."""
-        return self.decoder is not None and self.decoder.begun and self.decoder.left > 0
+        """Whether our engine has begun with its prompt, and has no token yet."""
+        return self.decoder is not None and self.decoder.begun and self.decoder.sequence is None
 
     @property
     def nbytes(self) -> int:
@@ -297,7 +297,12 @@ class Scheduler:
         decoder = model.open(
             request, self._cache, chunk=self._limits.chunk, submitted=job.submitted, obstacle=obstacle
         )
-        return ActiveRequest(job, decoder.prefill(), decoder)
+        return ActiveRequest(job, decoder.prefill(self._prompts), decoder)
+
+    @cached_property
+    def _prompts(self) -> mx.Stream:
+        """Where prompts are computed; made in the thread that uses it."""
+        return mx.new_stream(mx.default_device())
 
     def _take_turns(self) -> None:
         """In a function of its own, so that no local name keeps the last request's arrays alive."""
@@ -327,7 +332,7 @@ class Scheduler:
                 self._next_event(active)  # computes nothing; others learn what they share with it
         computed = 0
         for active in waiting:
-            while computed < self._limits.chunk and active.computes_prompt and active in self._active:
+            if active.computes_prompt and (computed < self._limits.chunk or not _positions_left(active)):
                 before = _positions_left(active)
                 self._next_event(active)
                 computed += before - _positions_left(active)

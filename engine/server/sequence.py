@@ -15,7 +15,7 @@ from mlx_lm.sample_utils import make_logits_processors
 from engine.acceptance import Processor, TokenSelector
 from engine.cache.transaction import resident
 from engine.decode import SequenceDecoder, Step
-from engine.device import read_tokens
+from engine.device import launch, read_tokens, wait
 from engine.draft_length import DraftLength
 from engine.errors import GenerationError
 from engine.external_engines.engine import OWN_CACHES, DraftCounts, ExternalEngine
@@ -176,8 +176,11 @@ class RequestDecoder:
         """Write what was left of the prompt to the disk, where there is a folder for it."""
         self._cache.save(self._key, self.request.prompt)
 
-    def prefill(self) -> Generator[Event]:
-        """Compute the prompt, `chunk` positions a turn, up to the first token."""
+    def prefill(self, stream: mx.Stream) -> Generator[Event]:
+        """Compute the prompt on a stream of its own, `chunk` positions a turn, up to the first token.
+
+        What a turn computes is launched, and waited for in the next one: batches have their round meanwhile.
+        """
         request, session, cache, key = self.request, self.session, self._cache, self._key
         prompt, total, echoed = request.prompt, len(request.prompt), None
         while request.prompt_logprobs is None and cache.coming(key, prompt):
@@ -196,14 +199,19 @@ class RequestDecoder:
                 size = self._chunk if echoed is None else min(self._chunk, ECHOED_ROWS)
                 prefill.done = min(done + size, prefill.next_stop(total - 1))
                 if echoed is None:
-                    session.prefill(prompt[done : prefill.done])
+                    with mx.stream(stream):
+                        session.prefill(prompt[done : prefill.done], settle=launch)
                 else:
                     records = prefill_with_logprobs(session, prompt, done, prefill.done, echoed)
                     yield PromptLogprobs(records)
                 if prefill.done in prefill.stops:
                     cache.add(key, session.snapshot())
                 self.left = total - prefill.done
-                yield PrefillProgress(prefill.done, total)
+                if (
+                    prefill.done < total - 1
+                ):  # else the first token is launched, too, before others have a turn
+                    yield PrefillProgress(prefill.done, total)
+                    wait([each.state for each in session.caches])
         options = request.options(self._target)
         reported = options.logprobs
         selector = TokenSelector(
@@ -214,8 +222,12 @@ class RequestDecoder:
         stops = options.stops(self._target)
         sequence = SequenceDecoder(session, self.draft_length, stops, selector, request.max_tokens)
         self._record = OutcomeRecord(self._target, session, prompt, None, self._started)
-        step = sequence.prefill(prompt, self._chunk)
-        self.left, self.sequence = 0, sequence
+        with mx.stream(stream):
+            launched = sequence.launch_first(prompt)
+        self.left = 0
+        yield PrefillProgress(total, total)
+        step = sequence.first(launched)
+        self.sequence = sequence
         yield self.record(step, 1)
 
     def record(self, step: Step, batch: int) -> Step:
