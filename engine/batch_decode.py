@@ -257,7 +257,7 @@ class BatchDecoder:
         Those that ended are to leave before the next. With ``ahead`` the next round is begun. Without
         ``timed``, the device did something else since the last one, so that its seconds tell no costs.
         """
-        self._timed = timed
+        self._timed = self._draft_length.exploring = timed
         transaction = self._transaction
         if transaction is None:
             raise ValueError("nothing takes part in the batch")
@@ -516,7 +516,7 @@ class ContinuousBatch:
         row = self._alone
         if row is None:
             return batch.step(timed=timed)
-        row.timed = timed
+        row.timed = row.draft_length.exploring = timed
         try:
             return [(row, next(self._rounds))]
         except Exception as error:

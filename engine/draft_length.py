@@ -66,6 +66,8 @@ class DraftLength:
     def __init__(self, largest: int) -> None:
         self.largest = largest  # the longest block it ever asks for
         self.asked = 1  # the block that was last asked of drafters
+        # whether to try lengths whose costs are not known; for nothing where `record` gets no seconds
+        self.exploring = True
 
     def start(self) -> None:
         """Begin a sequence."""
@@ -184,7 +186,7 @@ class AdaptiveDraftLength(DraftLength):
         if self._gain(self._rate(best), remaining) > 0:
             overdue = self._overdue(best, self._rate, min(remaining, self._most))
             block = best if self._backlog > CAUGHT_UP else overdue
-        elif self._probe_due(remaining):
+        elif self.exploring and self._probe_due(remaining):
             self._probing, block = True, self.blocks[0]
         self.asked = min(block, remaining)
         return self.asked
@@ -227,11 +229,14 @@ class AdaptiveDraftLength(DraftLength):
             return tokens / (self._verify_cost(block) + leaving)
 
         longest = min(max(map(len, reached)), self._longest())
-        fitting = [b for b in self.blocks if b <= longest]
+        fitting = [b for b in self.blocks if b <= longest and self._may_ask(b)]
         best = max(fitting, key=rate, default=1)
         if rate(best) <= sequences * max(self._rate(block), self._rate(1)):
             return 1
         return self._overdue(best, rate, longest)
+
+    def _may_ask(self, block: int) -> bool:
+        return self.exploring or self._lengths[block].comparisons > 0
 
     def _measured(self, block: int) -> bool:
         return self._lengths[block].rounds >= (PLAIN_TRIALS if block == 1 else 1)
@@ -244,6 +249,7 @@ class AdaptiveDraftLength(DraftLength):
     def _best(self, remaining: int) -> int:
         longest = min(self._longest(), self._most, remaining)
         fitting = [b for b in self.blocks if b <= longest] or [self.blocks[0]]
+        fitting = [b for b in fitting if self._may_ask(b)] or [1]
         return max(fitting, key=lambda b: self._rate(b) * (SWITCH_MARGIN if b == self._own else 1.0))
 
     def _gain(self, rate: float, remaining: int) -> float:
@@ -297,6 +303,8 @@ class AdaptiveDraftLength(DraftLength):
 
     def _overdue(self, best: int, rate: Callable[[int], float], longest: int) -> int:
         """A length that was not measured for long while blocks were used, and that fits; else the best."""
+        if not self.exploring:
+            return best
         for block, length in self._lengths.items():
             if block == best or block > longest or (block > 1 and not self._measured(block)):
                 continue
