@@ -311,7 +311,7 @@ class Scheduler:
                 self._save(active.decoder)
         for active in [each for each in self._active if each.decoder is None]:
             self._next_event(active)
-        timed = not self._prefill() and len(self._batches) < 2
+        timed = not self._prefill()
         for key, batch in list(self._batches.items()):
             self._round(batch, timed=timed)
             if not batch.rows:
