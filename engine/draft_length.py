@@ -20,7 +20,7 @@ from math import exp, log
 from time import perf_counter
 from typing import NamedTuple
 
-from engine.drafters.base import NOTHING, Draft, Drafter
+from engine.drafters.base import NOTHING, Draft, Drafter, Proposal
 from engine.errors import ConfigurationError
 from engine.sampling import Sampler
 
@@ -82,7 +82,7 @@ class DraftLength:
     def drafts(self, asks: Sequence[Ask], most: int) -> list[Draft]:
         """The drafts of the next round, one for each sequence, in blocks of up to ``most`` tokens."""
         self.asked = min(self.choose(max(ask.remaining for ask in asks)), most)
-        return [_proposed(ask, self.asked) for ask in asks]
+        return _proposed(asks, self.asked)
 
     def has_lookup(self, asks: Sequence[Ask]) -> bool:  # noqa: ARG002 - others look
         """Whether a look-up pays that `choose` does not know of."""
@@ -105,9 +105,22 @@ class DraftLength:
         """
 
 
-def _proposed(ask: Ask, block: int) -> Draft:
-    count = min(block, ask.remaining) - 1
-    return ask.drafter.propose(ask.bonus, count, ask.sampler) if count > 0 else NOTHING
+def _proposed(asks: Sequence[Ask], block: int) -> list[Draft]:
+    """Ask the drafters, those of one kind together."""
+    found, kinds = [NOTHING] * len(asks), dict[str, list[int]]()
+    wanted = [Proposal(a.drafter, a.bonus, min(block, a.remaining) - 1, a.sampler) for a in asks]
+    for index, each in enumerate(wanted):
+        if each.count > 0:
+            kinds.setdefault(each.drafter.name, []).append(index)
+    for indices in kinds.values():
+        first, *others = [wanted[index] for index in indices]
+        if others:
+            drafts = first.drafter.propose_together([first, *others])
+        else:
+            drafts = [first.drafter.propose(first.bonus, first.count, first.sampler)]
+        for index, draft in zip(indices, drafts, strict=True):
+            found[index] = draft
+    return found
 
 
 class FixedDraftLength(DraftLength):
@@ -202,7 +215,7 @@ class AdaptiveDraftLength(DraftLength):
         if (cut := self._cut(found, block, len(asks))) > 1:
             self.asked, self._probing = cut, False
             return [draft.first(cut - 1) for draft in found]
-        return [_proposed(ask, block) for ask in asks]
+        return _proposed(asks, block)
 
     def has_lookup(self, asks: Sequence[Ask]) -> bool:
         """See `DraftLength.has_lookup`."""

@@ -102,11 +102,24 @@ class Drafter(Protocol):
     def rewind(self, count: int) -> bool:
         """Forget the last ``count`` observed tokens; False where it cannot, and then nothing is forgotten."""
 
+    def propose_together(self, others: Sequence["Proposal"]) -> list[Draft]:
+        """`propose`, for sequences whose drafters are of this kind; in one pass where it can."""
+
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
         """Draft at most ``count`` ≥ 1 tokens after ``bonus``, the one token not yet committed.
 
         A sampler draws the drafts; without one they are the likeliest.
         """
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a sequence of a batch asks its drafter for, see `Drafter.propose`."""
+
+    drafter: Drafter
+    bonus: int
+    count: int
+    sampler: Sampler | None
 
 
 class NetworkDrafter:
@@ -126,6 +139,9 @@ class NetworkDrafter:
 
     def look_up(self, bonus: int, count: int) -> Draft:  # noqa: ARG002 - it has none
         return NOTHING
+
+    def propose_together(self, others: Sequence[Proposal]) -> list[Draft]:
+        return [each.drafter.propose(each.bonus, each.count, each.sampler) for each in others]
 
 
 class TextDrafter(NetworkDrafter):

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.device import launch
-from engine.drafters.base import Draft, NetworkDrafter, refuse_mismatch
+from engine.drafters.base import Draft, NetworkDrafter, Proposal, refuse_mismatch
 from engine.errors import DrafterMismatchError
 from engine.networks.dflash import Context, DFlash
 from engine.networks.dflash2 import Candidates, DFlash2
@@ -113,14 +113,43 @@ class BlockDrafter(NetworkDrafter):
         q = sampler.distribution(logits)
         return Draft(sampler.draw(q), q)
 
+    def propose_together(self, others: Sequence[Proposal]) -> list[Draft]:
+        drafters = [each.drafter for each in others]
+        alike = [d for d in drafters if isinstance(d, BlockDrafter) and d.network is self.network]
+        if self._target is None or len(alike) < len(drafters) or isinstance(self.network, DFlash2):
+            return super().propose_together(others)
+        network, target = self.network, self._target
+        embedded = [self._embedded(target, each.bonus, each.count) for each in others]
+        waiting = [drafter._take_waiting() for drafter in alike]
+        for drafter in alike:
+            drafter.forwards += 1
+        contexts = [drafter._context for drafter in alike]
+        hidden = network.together(list(zip(embedded, waiting, contexts, strict=True)))
+        logits = network.shape_logits(target.head(hidden))[0]  # of the bonuses too, which are left out
+        likeliest = mx.argmax(logits, axis=-1).astype(mx.int32)
+        drafts, first = [], 1
+        for each in others:
+            rows = slice(first, first + each.count)
+            first += each.count + 1
+            if each.sampler is None:
+                drafts.append(Draft(likeliest[rows]))
+                continue
+            q = each.sampler.distribution(logits[rows])
+            drafts.append(Draft(each.sampler.draw(q), q))
+        return drafts
+
+    def _embedded(self, target: Target, bonus: int, count: int) -> mx.array:
+        """The rows of a bonus and the masks behind it, [1, 1 + count, hidden]."""
+        config = self.network.config
+        rows = target.embed(mx.array([[bonus] + [config.mask_token_id] * count]))
+        return rows if config.input_embedding_scale == 1.0 else rows * config.input_embedding_scale
+
     def _block_rows(self, bonus: int, count: int) -> tuple[mx.array, mx.array]:
         """Hidden states [count, hidden] and logits [count, V] of the masks behind the bonus."""
         if self._target is None:
             raise ValueError("bind the drafter to a target first")
-        network, config = self.network, self.network.config
-        embeddings = self._target.embed(mx.array([[bonus] + [config.mask_token_id] * count]))
-        if config.input_embedding_scale != 1.0:
-            embeddings = embeddings * config.input_embedding_scale
+        network = self.network
+        embeddings = self._embedded(self._target, bonus, count)
         self.forwards += 1
         hidden = network(embeddings, self._take_waiting(), self._context)[:, 1:]
         return hidden[0], network.shape_logits(self._target.head(hidden))[0]

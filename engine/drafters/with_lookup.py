@@ -6,11 +6,12 @@ asked, so that it gets another chance. Scores begin again with each continuation
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
-from engine.drafters.base import Draft, Drafter
+from engine.drafters.base import NOTHING, Draft, Drafter, Proposal
 from engine.drafters.prompt_lookup import PromptLookup
 from engine.sampling import Sampler
 from engine.target.model import Target
@@ -105,13 +106,36 @@ class WithLookup:
         return True
 
     def propose(self, bonus: int, count: int, sampler: Sampler | None = None) -> Draft:
-        looked_up = self.look_up(bonus, count)
-        if len(looked_up) and looked_up.expected[-1] > FREE * min(self._other_score.tokens, 1 + count):
-            self._other_score.fade(FADE)
+        looked_up = self._better(bonus, count)
+        if looked_up is not None:
             return looked_up
         draft = self.other.propose(bonus, count, sampler)
         self._asked = len(draft) > 0
         return draft
+
+    def propose_together(self, others: Sequence[Proposal]) -> list[Draft]:
+        drafts, left = list[Draft](), list[tuple[int, WithLookup, Proposal]]()
+        for index, each in enumerate(others):
+            drafter, looked_up = each.drafter, None
+            if isinstance(drafter, WithLookup):
+                looked_up = drafter._better(each.bonus, each.count)
+                if looked_up is None:
+                    left.append((index, drafter, replace(each, drafter=drafter.other)))
+            drafts.append(NOTHING if looked_up is None else looked_up)
+        if left:
+            found = self.other.propose_together([each for *_, each in left])
+            for (index, drafter, _), draft in zip(left, found, strict=True):
+                drafter._asked = len(draft) > 0
+                drafts[index] = draft
+        return drafts
+
+    def _better(self, bonus: int, count: int) -> Draft | None:
+        """A look-up that promises more than the other drafter."""
+        looked_up = self.look_up(bonus, count)
+        if not len(looked_up) or looked_up.expected[-1] <= FREE * min(self._other_score.tokens, 1 + count):
+            return None
+        self._other_score.fade(FADE)
+        return looked_up
 
     def look_up(self, bonus: int, count: int) -> Draft:
         return self._lookup.look_up(bonus, count)

@@ -9,6 +9,7 @@ the rows after the first into drafts. Parameters have the published names.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx import nn
@@ -192,6 +193,34 @@ class Attention(nn.Module):
         )
         return self.o_proj(output.transpose(0, 2, 1, 3).reshape(1, length, -1))
 
+    def together(
+        self, blocks: mx.array, contexts: mx.array, rotary: Rotary, parts: Sequence["Part"], layer: int
+    ) -> mx.array:
+        """As `__call__`, of several sequences: block rows [1, ΣB, hidden], context rows [1, ΣS, hidden]."""
+        queries = self.q_norm(self.q_proj(blocks).reshape(1, -1, self.heads, self.head_dim))
+        behind = [(part.angles.part(part.new), part.length) for part in parts]
+        before = [(part.angles.part(0, part.new), part.new) for part in parts if part.new]
+        queries = rotary.rotate_parts(queries, behind)
+        shape = (1, -1, self.kv_heads, self.head_dim)
+        rows = mx.concatenate([contexts, blocks], axis=1)
+        keys = rotary.rotate_parts(self.k_norm(self.k_proj(rows).reshape(shape)), [*before, *behind])
+        values = self.v_proj(rows).reshape(shape).transpose(0, 2, 1, 3)
+        outputs, context, block, split = [], 0, 0, contexts.shape[1]
+        for part in parts:
+            (first, last), (begin, end) = (context, context + part.new), (block, block + part.length)
+            context, block = last, end
+            own_k, own_v = (
+                mx.concatenate([each[:, :, first:last], each[:, :, split + begin : split + end]], axis=2)
+                for each in (keys, values)
+            )
+            seen_k, seen_v, seen = part.context.layers[layer].extend(own_k, own_v, part.new)
+            mask = self._mask(part.length, seen)
+            query = queries[:, :, begin:end]
+            output = mx.fast.scaled_dot_product_attention(query, seen_k, seen_v, scale=self.scale, mask=mask)
+            outputs.append(output)
+        joined = mx.concatenate(outputs, axis=2).transpose(0, 2, 1, 3)
+        return self.o_proj(joined.reshape(1, joined.shape[1], -1))
+
     def absorb(self, context: mx.array, rotary: Rotary, angles: Angles, memory: LayerContext) -> None:
         """Add context rows [1, S, hidden] without drafting; ``angles`` are those of the S positions."""
         for first, last in memory.wanted(context.shape[1]):
@@ -249,6 +278,22 @@ class Layer(nn.Module):
         rows = rows + self.self_attn(self.input_layernorm(rows), context, rotary, angles, memory)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
+    def together(
+        self, rows: mx.array, contexts: mx.array, rotary: Rotary, parts: Sequence["Part"], layer: int
+    ) -> mx.array:
+        """As `__call__`, of several sequences; see `Attention.together`."""
+        rows = rows + self.self_attn.together(self.input_layernorm(rows), contexts, rotary, parts, layer)
+        return rows + self.mlp(self.post_attention_layernorm(rows))
+
+
+class Part(NamedTuple):
+    """A sequence's part of what several draft together."""
+
+    length: int  # block rows
+    new: int  # context rows
+    angles: Angles  # of both, the context's first
+    context: Context
+
 
 class DFlash(nn.Module):
     """The network without embedding and head, which are the target's."""
@@ -282,6 +327,29 @@ class DFlash(nn.Module):
         for layer, memory in zip(self.layers, context.layers, strict=True):
             rows = layer(rows, features, self.rope, angles, memory)
         context.offset += new
+        hidden: mx.array = self.norm(rows)
+        return hidden
+
+    def together(self, blocks: Sequence[tuple[mx.array, mx.array, Context]]) -> mx.array:
+        """Draft a block for each of several sequences, see `__call__`: [1, ΣB, hidden].
+
+        What treats rows one by one is computed for all at once; each attends to its own context.
+        """
+        parts, waiting = [], []
+        for embeddings, hidden_states, context in blocks:
+            length, new = embeddings.shape[1], hidden_states.shape[1]
+            if new > SPARE:
+                self.absorb(hidden_states, context, ahead=length)
+                new = 0
+            waiting.append(hidden_states[:, :new])
+            angles = self.rope.angles(context.offset, new + length, context.offset + new + length)
+            parts.append(Part(length, new, angles, context))
+        features = self._features(mx.concatenate(waiting, axis=1))
+        rows = mx.concatenate([embeddings for embeddings, *_ in blocks], axis=1)
+        for index, layer in enumerate(self.layers):
+            rows = layer.together(rows, features, self.rope, parts, index)
+        for part in parts:
+            part.context.offset += part.new
         hidden: mx.array = self.norm(rows)
         return hidden
 

@@ -9,7 +9,7 @@ On Metal one kernel rotates. On a CPU, where it would compute the same cosines f
 and keys alike, they are computed once for many positions and shared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, inf, log, pi, sqrt
 from typing import Any
@@ -216,6 +216,18 @@ class Rotary:
         cos, sin = (part[:, None].astype(rows.dtype) for part in angles.turns)
         turned = _turn(pairs, pairs[..., ::-1, :], cos, sin)
         return turned.reshape(rows.shape).transpose(0, 2, 1, 3)
+
+    def rotate_parts(self, rows: mx.array, parts: Sequence[tuple[Angles, int]]) -> mx.array:
+        """As `rotate`, of rows that follow each other in parts, each at so many positions of its own."""
+        turns = [angles.turns for angles, _ in parts if angles.turns is not None]
+        if turns:
+            cos, sin = (mx.concatenate(list(each)) for each in zip(*turns, strict=True))
+            return self.rotate(rows, Angles(0, parts[0][0].periods, (cos, sin)))
+        turned, first = [], 0
+        for angles, count in parts:
+            turned.append(self.rotate(rows[:, first : first + count], angles))
+            first += count
+        return mx.concatenate(turned, axis=2)
 
     def _by_kernel(self, rows: mx.array, offset: int | mx.array, periods: mx.array) -> mx.array:
         turned = mx.fast.rope(

@@ -106,7 +106,7 @@ class Scripted(NetworkDrafter):
         return [text for text in self._texts if text[: len(start)] == start]
 
 
-class Silent:
+class Silent(NetworkDrafter):
     """A drafter that speaks only now and then, so that spells of plain steps begin and end."""
 
     name = "silent"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
+from engine.drafters.base import Proposal
 from engine.drafters.block import BlockDrafter, drawn_path, likeliest_path
 from engine.errors import DrafterMismatchError
 from engine.networks.dflash import DFlashConfig
@@ -205,3 +206,36 @@ def test_propose_reads_nothing_back(kind: str, draws: bool, gemma: Any):
     assert max(mx.compile(propose)(rows).tolist()) < tiny.VOCAB
     with pytest.raises(ValueError, match="eval"):
         mx.compile(peeking)(rows)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"sliding_window": 8, "layer_types": ["sliding_attention"] * 2}], ids=str
+)
+def test_several_sequences_draft_together_what_each_drafts_alone(gemma: Any, changes: dict[str, Any]):
+    """Contexts of different lengths, some long, and blocks of different lengths, round after round."""
+    first = make("dflash", gemma, **changes)
+    together = [first, *(first.twin() for _ in range(3))]
+    alone = [drafter.twin() for drafter in together]
+    sampler = Sampler(Sampling(temperature=1.0, seed=4))
+    seen = [5, 90, 1, 17]
+    for drafter, other, length in zip(together, alone, seen, strict=True):
+        observe(drafter, 0, length)
+        observe(other, 0, length)
+    for turn in range(3):
+        asked = [
+            Proposal(drafter, 11 + index, 3 + index, sampler if index == 2 else None)
+            for index, drafter in enumerate(together)
+        ]
+        found = first.propose_together(asked)
+        for index, (draft, other) in enumerate(zip(found, alone, strict=True)):
+            own = other.propose(11 + index, 3 + index, sampler if index == 2 else None)
+            assert len(draft) == 3 + index
+            if draft.q is not None and own.q is not None:
+                assert mx.allclose(draft.q, own.q, atol=1e-5)
+            else:
+                assert draft.tokens.tolist() == own.tokens.tolist()
+        for index, pair in enumerate(zip(together, alone, strict=True)):
+            for drafter in pair:
+                observe(drafter, seen[index], seen[index] + index + turn)
+            seen[index] += index + turn
+    assert [drafter.forwards for drafter in together] == [3] * 4
