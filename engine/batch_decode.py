@@ -198,7 +198,10 @@ class BatchDecoder:
         if self._ahead is not None:
             raise ValueError("a sequence joins where no plain step is on its way")
         merged = merge(self.target.model, [row.session.lend() for row in rows])
+        for row in rows:
+            row.draft = NOTHING
         if self._transaction is None:
+            self._planned = False
             self._open(merged, rows[0].session.policy)
         else:
             extend(self.caches, merged)
@@ -394,10 +397,8 @@ class BatchDecoder:
             self._ahead, _ = self._launch(transaction, launched.tokens[:, None], 1)
             self._settled = False
         values = launched.read()
-        record, steps = (
-            Round(1, 0, 0.0, perf_counter() - started),
-            list[tuple[SequenceDecoder, Step | Exception]](),
-        )
+        record = Round(1, 0, 0.0, perf_counter() - started)
+        steps = list[tuple[SequenceDecoder, Step | Exception]]()
         for index, (row, (token, *numbers)) in enumerate(zip(rows, values, strict=True)):
             if (error := errors.get(index)) is not None:
                 row.finish = "error"

@@ -121,6 +121,8 @@ class Session(AbstractContextManager["Session"]):
 
     def adopt(self, caches: list[Any]) -> None:
         """Go on with caches that hold the session's tokens, as they come back from a batch."""
+        if self.drafter is not None:
+            self.drafter.rewind(0)  # drafts may have been asked for there
         self._open(caches)
 
     def close(self) -> None:
