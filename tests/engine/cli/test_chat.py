@@ -22,7 +22,7 @@ from engine.cli import run
 from engine.cli.chat_terminal import InputLines, Screen, harmless
 from engine.external_engines.engine import LoopEntry
 from engine.external_engines.loops import ENGINES
-from engine.server.parsing import ParsedText
+from engine.server.parsing import ParsedText, Piece
 from engine.server.sequence import PrefillProgress
 from engine.target.loading import SHIPPED_TARGET
 from tests.engine.registry.hub import COMMIT
@@ -274,11 +274,11 @@ class Terminal(io.StringIO):
 
 def test_reasoning_is_dimmed_on_a_terminal_and_left_out_elsewhere(monkeypatch: pytest.MonkeyPatch):
     pieces = [
-        ParsedText("", "So\x1b[0m"),
-        ParsedText("", " be it."),
-        ParsedText("\n\n", ""),
-        ParsedText("\nYes", ""),
-        ParsedText(".\n", ""),
+        ParsedText([Piece("reasoning", "So\x1b[0m")]),
+        ParsedText([Piece("reasoning", " be it.")]),
+        ParsedText([Piece("content", "\n\n")]),
+        ParsedText([Piece("content", "\nYes")]),
+        ParsedText([Piece("content", ".\n")]),
     ]
 
     def shown(kind: type[io.StringIO]) -> str:
