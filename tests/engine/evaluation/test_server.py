@@ -23,7 +23,7 @@ from engine.generate import ChatSwitches
 from engine.registry import Places, Registry
 from engine.server import app, service
 from engine.server.prompt_cache import PromptCache
-from engine.server.response import ResponseBuilder
+from engine.server.response import ChoiceBuilder, ResponseBuilder
 from engine.server.scheduler import Scheduler
 from engine.server.serve import model_finder
 from engine.server.sessions import LoadedModel
@@ -207,14 +207,14 @@ def unnamed_field(monkeypatch: pytest.MonkeyPatch) -> None:
 def lossy_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     framed = service._framed
 
-    def lossy(chunks: Any) -> bytes:
-        return framed([chunk for chunk in chunks if chunk.x_kakeya is not None])
+    def lossy(builder: Any, chunks: Any) -> bytes:
+        return framed(builder, [chunk for chunk in chunks if chunk.x_kakeya is not None])
 
     monkeypatch.setattr(service, "_framed", lossy)
 
 
 def unfinished_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "DONE", b"")
+    monkeypatch.setattr(ChoiceBuilder, "done", b"")
 
 
 def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,13 +234,14 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes on for a client that has gone."""
-    take_turn = Scheduler._take_turn
+    take_turns = Scheduler._take_turns
 
-    def unheard(self: Scheduler, job: Any, sequence: Any) -> None:
-        job.cancelled.clear()
-        take_turn(self, job, sequence)
+    def unheard(self: Scheduler) -> None:
+        for active in self._active:
+            active.job.cancelled.clear()
+        take_turns(self)
 
-    monkeypatch.setattr(Scheduler, "_take_turn", unheard)
+    monkeypatch.setattr(Scheduler, "_take_turns", unheard)
 
 
 def hoarding(monkeypatch: pytest.MonkeyPatch) -> None:
