@@ -168,7 +168,7 @@ class Judge:
         return gap < (TIE if divergence.channel in EXACT else TIE_CODED), gap
 
     def _gap(self, divergence: Divergence) -> float:
-        """How far apart the two foremost tokens are: by their logits, or by what the seed's draw makes of these.
+        """How far apart the two foremost tokens are: by logits, or by what the seed's draw makes of these.
 
         Infinite where one answer is the beginning of the other: rounding ends nothing.
         """
