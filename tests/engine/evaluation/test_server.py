@@ -217,11 +217,12 @@ def unfinished_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChoiceBuilder, "done", b"")
 
 
-def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Scheduler._begin
+def mixed_up(monkeypatch: pytest.MonkeyPatch, most: int = 100) -> None:
+    begin, left = Scheduler._begin, [most]
 
     def mixed(self: Scheduler, job: Any) -> Any:
-        if self._active:
+        if self._active and left[0]:
+            left[0] -= 1
             job.request = replace(job.request, prompt=job.request.prompt[::-1])
         return begin(self, job)
 
@@ -301,6 +302,19 @@ def test_a_fault_is_found_by_the_check_it_belongs_to(
         monkeypatch.undo()
     with pytest.raises(ServerFault, match=message):
         raise ServerFault(found[name] or "nothing was found")
+
+
+def test_an_answer_that_rounding_in_a_batch_may_have_chosen_is_no_fault(
+    offered: Callable[..., Offer], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+):
+    with examined(offered(), prompts) as server:
+        mixed_up(monkeypatch, most=1)
+        monkeypatch.setitem(server_checks.PARITY_LIMITS, "float32", 100.0)
+        assert examine(server, {"clients": ANSWERS["clients"]}, lambda name: None) == {"clients": None}
+        monkeypatch.undo()
+        mixed_up(monkeypatch, most=1)
+        found = examine(server, {"clients": ANSWERS["clients"]}, lambda name: None)
+    assert "is another than alone" in str(found["clients"])
 
 
 def test_a_check_that_fails_leaves_no_report(
