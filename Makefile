@@ -55,8 +55,9 @@ faults: $(STAMP) ## N requests (1000) on four runners that are killed at random,
 
 SECONDS ?= 300
 CLIENTS ?= 16
-soak: $(STAMP) ## CLIENTS (16) at one server for SECONDS (300), by SEED (1), with disconnects; compares every answer
-	@$(BIN)/python -m tests.e2e.soak --seconds $(SECONDS) --clients $(CLIENTS) --seed $(SEED) --store
+KILLS ?= 2
+soak: $(STAMP) ## CLIENTS (16) at a server for SECONDS (300), by SEED (1), with disconnects and KILLS (2); compares every answer
+	@$(BIN)/python -m tests.e2e.soak --seconds $(SECONDS) --clients $(CLIENTS) --kills $(KILLS) --seed $(SEED) --store
 
 exhaustive: $(STAMP) ## full products of what even the slow tests sample (most of an hour)
 	@$(BIN)/python -m pytest -q -n 2 -m 'exhaustive and not real' --timeout=1800 --deselect tests/bridge/cli/test_attest.py

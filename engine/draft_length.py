@@ -172,7 +172,8 @@ class AdaptiveDraftLength(DraftLength):
     @classmethod
     def of(cls, drafter: Drafter) -> "AdaptiveDraftLength":
         """For a drafter as it describes itself."""
-        return cls(drafter.block_size, forwards=drafter.draft_forwards, most_drafts=drafter.most_drafts)
+        forwards = drafter.twin().draft_forwards  # a method keeps its drafter, and that its caches
+        return cls(drafter.block_size, forwards=forwards, most_drafts=drafter.most_drafts)
 
     def start(self) -> None:
         """Begin a sequence; costs and the chances of all sequences are kept."""

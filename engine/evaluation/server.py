@@ -248,4 +248,4 @@ def examinee_of(
         replace(each, fields=each.fields | {"max_tokens": min(SHORT, each.fields["max_tokens"])})
         for each in asked
     ]
-    return Examinee(client, offer.model_id, short, switches.clients, model)
+    return Examinee(client, offer.model_id, short, switches.clients, model, offer.channel.policy)

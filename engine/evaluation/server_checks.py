@@ -18,6 +18,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
+from engine.cache.policy import NATIVE, KVPolicy
+from engine.decode import decode
 from engine.evaluation.server_client import (
     CHAT_PATH,
     TEXT_PATH,
@@ -33,6 +35,7 @@ from engine.registry import SEPARATOR
 from engine.server import schema
 from engine.server.scheduler import STATS_S
 from engine.server.sessions import LoadedModel
+from evidence_format.claims import PARITY_LIMITS
 
 REPEATABLE = {"seed": 0}  # lets a draft length look at nothing but tokens
 LONG = 512  # tokens of an answer that is left before its end
@@ -44,6 +47,8 @@ STATES = {  # all of these are 0
     "quiet": QUIET,
     "empty": (*QUIET, "prompt_cache_entries", "kv_cache_bytes_cached"),
 }
+# of log-probabilities, as `PARITY_LIMITS`: a key or value that is rounded otherwise may get the next code
+ROUNDING_OF_CODES = 0.1
 SLACK = 2**20  # bytes: kept graphs and small change
 
 
@@ -56,6 +61,7 @@ class Examinee:
     questions: Sequence[Question]  # at least one
     clients: int  # that ask at once
     model: LoadedModel
+    policy: KVPolicy  # of what `model_id` names
 
     @cached_property
     def chosen(self) -> list[Question]:
@@ -209,10 +215,36 @@ def _check_stream(server: Examinee, asked: Question, answer: Answer, *, with_usa
 
 
 def clients(server: Examinee) -> None:
-    """Several who ask at once get what each gets alone."""
+    """Several who ask at once get what each gets alone; rounding in a batch may choose between equals."""
+    rounded = 0
     for asked, alone, among in zip(server.chosen, server.alone, server.ask_at_once(), strict=True):
-        if (alone.tokens, alone.text, alone.finish) != (among.tokens, among.text, among.finish):
+        if (alone.tokens, alone.text, alone.finish) == (among.tokens, among.text, among.finish):
+            continue
+        pairs = zip(alone.tokens, among.tokens, strict=False)
+        position = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
+        if position is None or not _is_tie(server, asked, position):
             raise ServerFault(f"{asked.identifier}: among {server.clients} the answer is another than alone")
+        rounded += 1
+    if 2 * rounded > server.clients:
+        raise ServerFault(f"{rounded} of {server.clients} clients got another answer than each alone")
+
+
+def _is_tie(server: Examinee, asked: Question, position: int) -> bool:
+    """Whether plain decoding's two likeliest tokens at a position are equals but for rounding."""
+    model = server.model.target
+    bound = PARITY_LIMITS[model.card.dtype if model.card else "float32"]
+    bound = bound if server.policy == NATIVE else max(bound, ROUNDING_OF_CODES)
+    *_, step = decode(
+        model.target,
+        None,
+        asked.tokens,
+        max_tokens=position + 1,
+        logprobs=2,
+        policy=server.policy,
+    )
+    [*_, record] = step.logprobs or ()
+    (_, first), (_, second) = record.top
+    return first - second < bound
 
 
 def next_turn(server: Examinee) -> None:

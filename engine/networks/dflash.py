@@ -17,6 +17,7 @@ from mlx import nn
 from engine.cache.codecs.base import Codec
 from engine.cache.policy import NATIVE, KVPolicy
 from engine.cache.ring import widened
+from engine.device import launch
 from engine.networks.dflash_config import DFlashConfig
 from engine.networks.rotary import Angles, Rotary
 
@@ -244,7 +245,9 @@ def _window_mask(length: int, seen: int, window: int, causal: bool) -> mx.array:
     query = mx.arange(seen, seen + length)[:, None]
     key = mx.arange(seen + length)[None]
     visible = query - key < window
-    return visible & (key <= query) if causal else visible & (key - query < window)
+    visible = visible & (key <= query) if causal else visible & (key - query < window)
+    launch(visible)  # an array that is kept must not need the thread that made it
+    return visible
 
 
 class MLP(nn.Module):

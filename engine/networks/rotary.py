@@ -16,6 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.device import launch
 from engine.errors import ModelError
 
 # Fields of each type besides the base, by transformers' names; those behind the bar may be left out.
@@ -205,6 +206,7 @@ class Rotary:
         table = self._table
         if table is None or not table[0] <= first <= table[0] + len(table[1]) - count:
             table = self._table = (first, *self._turns(first, max(count, self.ahead), periods))
+            launch(*table[1:])  # arrays that are kept must not need the thread that made them
         start, cos, sin = table
         return Angles(first, periods, (cos[first - start :][:count], sin[first - start :][:count]))
 

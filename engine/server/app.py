@@ -264,8 +264,8 @@ def bare_app(service: Service, metrics: Metrics, *, log_content: bool) -> FastAP
 def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> None:
     refusals = _refusals(400, 401, 403, 404, 408, 413, 415, 429, 501)
 
-    def post(path: str, operation: str, reply: type) -> Callable[[Route], Route]:
-        responses = refusals | {200: {"model": reply, "content": {"text/event-stream": {}}}}
+    def post(path: str, operation: str, reply: type, **more: Any) -> Callable[[Route], Route]:
+        responses = refusals | {200: {"model": reply, "content": {"text/event-stream": {}}, **more}}
         return api.post(path, operation_id=operation, responses=responses, response_class=JSONResponse)
 
     def answer(body: schema.AnyRequest, request: Request, new_builder: NewBuilder) -> Response:
@@ -285,7 +285,10 @@ def _add_completions(api: FastAPI, service: Service, *, log_content: bool) -> No
 
     turns = responses.TurnStore()
 
-    @post("/v1/responses", "respond", responses.ResponseObject)
+    given = {"parameters": {"response_id": "$response.body#/id"}}
+    links = {"read": {"operationId": "response", **given}, "delete": {"operationId": "forget", **given}}
+
+    @post("/v1/responses", "respond", responses.ResponseObject, links=links)
     async def respond(body: responses.ResponsesRequest, request: Request) -> Response:
         """Answer a conversation as OpenAI's Responses do; with `stream`, as typed events."""
         owner = request.state.record.owner

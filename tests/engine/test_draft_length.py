@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from engine.draft_length import (
 )
 from engine.drafters.base import Draft, NetworkDrafter
 from engine.evaluation.calibration import Calibration
+from tests.engine.batches import drafter_of
 from tests.engine.tiny import seeded
 
 
@@ -284,3 +286,12 @@ def test_block_at_the_end_of_a_text_may_be_of_any_length():
     for block in range(2, draft_length.largest + 1):
         draft_length.record(block, 1, 1.5, 0.2)
     assert draft_length.choose(64) in (1, *draft_length.blocks)
+
+
+def test_what_one_has_learnt_does_not_keep_the_drafter_that_it_learnt_with():
+    """Nor its keys and values: the server keeps one for each kind of request."""
+    drafter = drafter_of("dflash", "llama")
+    draft_length, gone = AdaptiveDraftLength.of(drafter), weakref.ref(drafter)
+    del drafter
+    assert gone() is None
+    assert draft_length.largest > 1

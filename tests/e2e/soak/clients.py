@@ -9,13 +9,16 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import anthropic
 import openai
 
 from tests.e2e.engines import KEY, Serving
-from tests.e2e.soak.pool import Answer, Ask, Expected, answer_of
+from tests.e2e.soak.pool import Ask, Expected, create_of
+from tests.e2e.soak.protocols import PATHS, Answer, Reader, answers_of
 from tests.e2e.soak.referee import Referee
 
 # way -> how often it is chosen
@@ -35,13 +38,43 @@ SMALL = 2048  # bytes of a slow reader's buffers
 LINGER_NOT = struct.pack("ii", 1, 0)  # close at once, with a reset
 
 
+@dataclass
+class Life:
+    """A server from its start to its end.
+
+    Attributes:
+        server: its process.
+        until: the time of `time.monotonic` after which nobody asks; requests that have started are finished.
+        killed: set just before it is: what fails afterwards is its doing.
+    """
+
+    server: Serving
+    until: float
+    killed: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody asks any more."""
+        return self.killed or time.monotonic() >= self.until
+
+    async def kill(self) -> None:
+        """Wait for the end, and end it in the middle of everything."""
+        await asyncio.sleep(self.until - time.monotonic())
+        self.killed = True
+        self.server.process.kill()
+
+
 class Client:
     """Asks until it is time to stop."""
 
-    def __init__(self, server: Serving, courses: list[list[Expected]], referee: Referee, seed: int) -> None:
-        self._server, self._courses, self._referee = server, courses, referee
+    def __init__(self, life: Life, courses: list[list[Expected]], referee: Referee, seed: int) -> None:
+        self._life, self._courses, self._referee = life, courses, referee
+        self._server = server = life.server
         self._random = Random(seed)  # noqa: S311 - to be repeated
         self._openai = openai.AsyncOpenAI(base_url=server.url, api_key=KEY, max_retries=0, timeout=300)
+        self._anthropic = anthropic.AsyncAnthropic(
+            base_url=server.root, api_key=KEY, max_retries=0, timeout=300
+        )
         self._ways: dict[str, Callable[[Expected], Awaitable[None]]] = {
             "whole": self._whole,
             "stream": self._stream,
@@ -55,59 +88,61 @@ class Client:
             "reset": self._reset,
         }
 
-    async def run(self, until: float) -> None:
-        """Ask until this time of `time.monotonic`; started requests are finished."""
-        async with self._openai:
-            while time.monotonic() < until:
+    async def run(self) -> None:
+        """Ask until the server's life is over."""
+        async with self._openai, self._anthropic:
+            while not self._life.over:
                 for expected in self._random.choice(self._courses):
                     way = self._random.choices(list(WAYS), list(WAYS.values()))[0]
-                    self._referee.asked(expected.ask, way)
-                    try:
-                        await self._ways[way](expected)
-                    except Exception as error:
-                        self._referee.failed(expected.ask, way, error)
+                    await self._ask(expected, way)
+                    if self._life.killed:
+                        return
 
     async def once(self) -> None:
         """Ask everything once, one after the other."""
-        async with self._openai:
+        async with self._openai, self._anthropic:
             for course in self._courses:
                 for expected in course:
-                    self._referee.asked(expected.ask, "whole")
-                    try:
-                        await self._whole(expected)
-                    except Exception as error:
-                        self._referee.failed(expected.ask, "whole", error)
+                    await self._ask(expected, "whole")
+
+    async def _ask(self, expected: Expected, way: str) -> None:
+        self._referee.asked(expected.ask, way)
+        try:
+            await self._ways[way](expected)
+        except Exception as error:
+            if self._life.killed:
+                self._referee.was_cut()
+            else:
+                self._referee.failed(expected.ask, way, error)
 
     async def _whole(self, expected: Expected) -> None:
         reply = await self._create(expected.ask)
-        self._referee.arrived(expected, answer_of(reply.choices[0], reply.x_kakeya))
+        document = reply.model_dump(warnings=False)
+        self._referee.arrived(expected, answers_of(expected.ask.protocol, document))
 
     async def _stream(self, expected: Expected) -> None:
-        text, finish, how = "", None, None
+        reader = Reader(expected.ask.protocol)
         async with await self._create(expected.ask, stream=True) as stream:
-            async for chunk in stream:
-                for choice in chunk.choices:
-                    text += _piece(choice)
-                    finish = choice.finish_reason or finish
-                how = getattr(chunk, "x_kakeya", None) or how
-        self._referee.arrived(expected, _streamed(text, finish, how))
+            async for event in stream:
+                reader.take(event.model_dump(warnings=False))
+        self._referee.arrived(expected, reader.answers(expected.ask.count))
 
     async def _stream_left(self, expected: Expected) -> None:
-        text, chunks = "", self._random.randrange(1, 30)
+        reader, events = Reader(expected.ask.protocol), self._random.randrange(1, 30)
         async with await self._create(expected.ask, stream=True) as stream:
-            async for chunk in stream:
-                text += "".join(_piece(choice) for choice in chunk.choices)
-                chunks -= 1
-                if not chunks:
+            async for event in stream:
+                reader.take(event.model_dump(warnings=False))
+                events -= 1
+                if not events:
                     break
-        self._referee.left(expected, text)
+        self._referee.left(expected, reader.texts)
 
     async def _given_up(self, expected: Expected) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._random.expovariate(4)):
                 await self._whole(expected)
                 return
-        self._referee.left(expected, "")
+        self._referee.left(expected, {})
 
     async def _slow(self, expected: Expected) -> None:
         """HTTP/1.0, whose answers end with the connection, through buffers that are soon full."""
@@ -125,14 +160,14 @@ class Client:
                 await asyncio.sleep(pause)
         finally:
             writer.close()
-        self._referee.arrived(expected, _events(received))
+        self._referee.arrived(expected, _answers(expected.ask, received))
 
     async def _gone_in_headers(self, expected: Expected) -> None:
         request = self._request(expected.ask)
         async with self._raw() as (_, writer):
             writer.write(request[: self._random.randrange(1, request.index(b"\r\n\r\n"))])
             await writer.drain()
-        self._referee.left(expected, "")
+        self._referee.left(expected, {})
 
     async def _gone_in_body(self, expected: Expected) -> None:
         request = self._request(expected.ask)
@@ -140,20 +175,20 @@ class Client:
             writer.write(request[: self._random.randrange(request.index(b"\r\n\r\n") + 4, len(request))])
             await writer.drain()
             await asyncio.sleep(self._random.choice((0, 0.05)))
-        self._referee.left(expected, "")
+        self._referee.left(expected, {})
 
     async def _gone_before_answer(self, expected: Expected) -> None:
         async with self._raw() as (_, writer):
             writer.write(self._request(expected.ask))
             await writer.drain()
             await asyncio.sleep(self._random.choice((0, 0.001, 0.01, 0.1)))
-        self._referee.left(expected, "")
+        self._referee.left(expected, {})
 
     async def _gone_after_headers(self, expected: Expected) -> None:
         async with self._raw() as (reader, writer):
             writer.write(self._request(expected.ask))
             await reader.readuntil(b"\r\n\r\n")
-        self._referee.left(expected, "")
+        self._referee.left(expected, {})
 
     async def _reset(self, expected: Expected) -> None:
         async with self._raw() as (reader, writer):
@@ -161,17 +196,15 @@ class Client:
             await reader.read(self._random.randrange(1, 4000))
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
             writer.transport.abort()
-        self._referee.left(expected, "")
+        self._referee.left(expected, {})
 
     async def _create(self, ask: Ask, **more: Any) -> Any:
-        create: Any = (self._openai.chat if ask.chat else self._openai).completions.create
-        return await create(**ask.arguments, **more)
+        return await create_of(self._openai, self._anthropic, ask.protocol)(**ask.arguments, **more)
 
     def _request(self, ask: Ask, version: str = "1.1") -> bytes:
         body = json.dumps(ask.body | {"stream": True}).encode()
-        path = "/v1/chat/completions" if ask.chat else "/v1/completions"
         head = (
-            f"POST {path} HTTP/{version}\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
+            f"POST {PATHS[ask.protocol]} HTTP/{version}\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
@@ -185,33 +218,13 @@ class Client:
             writer.close()
 
 
-def _piece(choice: Any) -> str:
-    return (choice.delta.content if hasattr(choice, "delta") else choice.text) or ""
-
-
-def _streamed(text: str, finish: Any, how: Any) -> Answer:
-    """A stream's answer.
-
-    Raises:
-        ValueError: it did not come to its end, and no client had asked for that.
-    """
-    if finish is None or how is None:
-        raise ValueError(f"the stream broke off after {text!r}")
-    return Answer(text, finish, tuple(how["token_ids"]), tuple(how["prompt_token_ids"]))
-
-
-def _events(received: bytes) -> Answer:
-    """The answer of a raw stream, from its status line to its `[DONE]`."""
+def _answers(ask: Ask, received: bytes) -> tuple[Answer, ...]:
+    """The answers of a raw stream, from its status line to its last event."""
     head, _, body = received.partition(b"\r\n\r\n")
-    if b" 200 " not in head.partition(b"\r\n")[0] or not body.endswith(b"data: [DONE]\n\n"):
-        raise ValueError(f"no whole stream: {head[:100]!r} … {body[-100:]!r}")
-    text, finish, how = "", None, None
-    for event in body.decode().split("\n\n")[:-2]:
-        if event.startswith(":"):
-            continue
-        chunk = json.loads(event.removeprefix("data: "))
-        for choice in chunk["choices"]:
-            text += (choice["delta"].get("content") if "delta" in choice else choice["text"]) or ""
-            finish = choice["finish_reason"] or finish
-        how = chunk.get("x_kakeya") or how
-    return _streamed(text, finish, how)
+    if b" 200 " not in head.partition(b"\r\n")[0]:
+        raise ValueError(f"no stream: {head[:100]!r} … {body[-100:]!r}")
+    reader = Reader(ask.protocol)
+    for line in body.decode().split("\n"):
+        if line.startswith("data: {"):
+            reader.take(json.loads(line.removeprefix("data: ")))
+    return reader.answers(ask.count)

@@ -23,7 +23,7 @@ from engine.generate import ChatSwitches
 from engine.registry import Places, Registry
 from engine.server import app, service
 from engine.server.prompt_cache import PromptCache
-from engine.server.response import ResponseBuilder
+from engine.server.response import ChoiceBuilder, ResponseBuilder
 from engine.server.scheduler import Scheduler
 from engine.server.serve import model_finder
 from engine.server.sessions import LoadedModel
@@ -207,21 +207,22 @@ def unnamed_field(monkeypatch: pytest.MonkeyPatch) -> None:
 def lossy_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     framed = service._framed
 
-    def lossy(chunks: Any) -> bytes:
-        return framed([chunk for chunk in chunks if chunk.x_kakeya is not None])
+    def lossy(builder: Any, chunks: Any) -> bytes:
+        return framed(builder, [chunk for chunk in chunks if chunk.x_kakeya is not None])
 
     monkeypatch.setattr(service, "_framed", lossy)
 
 
 def unfinished_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "DONE", b"")
+    monkeypatch.setattr(ChoiceBuilder, "done", b"")
 
 
-def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Scheduler._begin
+def mixed_up(monkeypatch: pytest.MonkeyPatch, most: int = 100) -> None:
+    begin, left = Scheduler._begin, [most]
 
     def mixed(self: Scheduler, job: Any) -> Any:
-        if self._active:
+        if self._active and left[0]:
+            left[0] -= 1
             job.request = replace(job.request, prompt=job.request.prompt[::-1])
         return begin(self, job)
 
@@ -234,13 +235,14 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes on for a client that has gone."""
-    take_turn = Scheduler._take_turn
+    take_turns = Scheduler._take_turns
 
-    def unheard(self: Scheduler, job: Any, sequence: Any) -> None:
-        job.cancelled.clear()
-        take_turn(self, job, sequence)
+    def unheard(self: Scheduler) -> None:
+        for active in self._active:
+            active.job.cancelled.clear()
+        take_turns(self)
 
-    monkeypatch.setattr(Scheduler, "_take_turn", unheard)
+    monkeypatch.setattr(Scheduler, "_take_turns", unheard)
 
 
 def hoarding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +302,19 @@ def test_a_fault_is_found_by_the_check_it_belongs_to(
         monkeypatch.undo()
     with pytest.raises(ServerFault, match=message):
         raise ServerFault(found[name] or "nothing was found")
+
+
+def test_an_answer_that_rounding_in_a_batch_may_have_chosen_is_no_fault(
+    offered: Callable[..., Offer], prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+):
+    with examined(offered(), prompts) as server:
+        mixed_up(monkeypatch, most=1)
+        monkeypatch.setitem(server_checks.PARITY_LIMITS, "float32", 100.0)
+        assert examine(server, {"clients": ANSWERS["clients"]}, lambda name: None) == {"clients": None}
+        monkeypatch.undo()
+        mixed_up(monkeypatch, most=1)
+        found = examine(server, {"clients": ANSWERS["clients"]}, lambda name: None)
+    assert "is another than alone" in str(found["clients"])
 
 
 def test_a_check_that_fails_leaves_no_report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.evaluation.parity import GoldenCase
-from engine.networks.dflash import SPARE, Context, DFlash, DFlashConfig
+from engine.networks.dflash import SPARE, Context, DFlash, DFlashConfig, _window_mask
 from engine.networks.dflash2 import build_network
 from tests.engine import tiny
 
@@ -71,17 +72,30 @@ def test_a_rewound_context_equals_one_that_never_saw_the_rows(types: str, count:
     for first in range(0, 390, 30):
         drafter(embeddings, hidden_states[:, first : first + 30], rewound)
         drafter(embeddings, hidden_states[:, first : min(first + 30, 390 - count)], straight)
-    assert rewound.rewindable(count)
-    rewound.rewind(count)
+    assert rewound.rewind(count)
     assert rewound.offset == straight.offset == 390 - count
     none = hidden_states[:, :0]
     assert largest(drafter(embeddings, none, rewound), drafter(embeddings, none, straight)) < 1e-5
 
 
-def test_no_rewind_goes_past_what_is_held():
+def test_a_rewind_past_what_is_held_changes_nothing():
     drafter = network()
     context = Context(drafter.config)
     drafter.absorb(mx.random.normal((1, 300, 96)), context)
-    assert context.rewindable(SPARE)
-    assert not context.rewindable(SPARE + 12)  # the sliding layer has dropped what would be uncovered
-    assert not context.rewindable(301)
+    before = [layer.length for layer in context.layers]
+    assert not context.rewind(SPARE + 12)  # the sliding layer has dropped what would be uncovered
+    assert not context.rewind(301)
+    assert ([layer.length for layer in context.layers], context.offset) == (before, 300)
+
+
+def test_a_mask_that_was_not_used_outlives_the_thread_that_asked_for_it():
+    """As where a server ends and another goes on with its model."""
+
+    def ask_and_leave() -> None:
+        _window_mask(3, 61, 50, causal=True)
+        mx.clear_streams()
+
+    thread = Thread(target=ask_and_leave)
+    thread.start()
+    thread.join()
+    assert np.array(_window_mask(3, 61, 50, causal=True)).sum() == 3 * 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import mlx.core as mx
@@ -93,3 +94,18 @@ def test_turned_pairs_keep_their_length_but_for_the_attention_factor(kernel: boo
     turned = np.array(embedding.rotate(mx.fast.rms_norm(rows, mx.ones((8,)), 0.0), angles))
     lengths = np.linalg.norm(turned, axis=-1)
     assert np.allclose(lengths, 8**0.5 * (0.1 * np.log(4.0) + 1), rtol=1e-4)
+
+
+def test_angles_that_were_not_used_outlive_the_thread_that_asked_for_them():
+    """As where a server ends and another goes on with its model."""
+    ours, theirs = rotary("default", kernel=False), rotary("default", kernel=False)
+
+    def ask_and_leave() -> None:
+        ours.angles(0, 5, 5)
+        mx.clear_streams()
+
+    thread = Thread(target=ask_and_leave)
+    thread.start()
+    thread.join()
+    for found, wanted in zip(ours.angles(0, 5, 5).turns, theirs.angles(0, 5, 5).turns, strict=True):
+        np.testing.assert_array_equal(np.array(found), np.array(wanted))
