@@ -257,7 +257,7 @@ class BatchDecoder:
     def step(self, *, ahead: bool = True, timed: bool = True) -> Steps:
         """One round, for all; an error of one sequence's grammar or processors is its own.
 
-        Those that ended are to leave before the next. With ``ahead`` the next round is begun. Without
+        Those that ended are to leave before the next. With ``ahead`` the next round is started. Without
         ``timed``, the device did something else since the last one, so that its seconds tell no costs.
         """
         self._timed = self._draft_length.exploring = timed

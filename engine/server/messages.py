@@ -411,7 +411,7 @@ class MessagesBuilder(BlockBuilder):
 
     def opened(self, block: Block) -> Iterator[Reply]:
         yield MessagesEvent(
-            type="content_block_start", index=block.index, content_block=self._content(block, begun=True)
+            type="content_block_start", index=block.index, content_block=self._content(block, empty=True)
         )
 
     def grown(self, block: Block, text: str, _: list[schema.ContentLogprob]) -> Iterator[Reply]:
@@ -472,10 +472,10 @@ class MessagesBuilder(BlockBuilder):
             output_tokens=counted.completion_tokens,
         )
 
-    def _content(self, block: Block, *, begun: bool = False) -> Content:
-        text, call = "" if begun else block.piece.text, block.piece.call
+    def _content(self, block: Block, *, empty: bool = False) -> Content:
+        text, call = "" if empty else block.piece.text, block.piece.call
         if call is not None:
-            given = {} if begun else _input_of(text)
+            given = {} if empty else _input_of(text)
             return ToolUseReply(id=call.id.replace("call_", "toolu_", 1), name=call.name, input=given)
         return TextReply(text=text) if block.piece.kind == "content" else ThinkingReply(thinking=text)
 

@@ -365,9 +365,9 @@ class ChatResponseBuilder(ChoiceBuilder):
 
     def _chunks_of(self, parsed: ParsedText) -> Iterator[schema.Reply]:
         """A call's id and name come in a chunk of their own, before its arguments."""
-        begun = [piece for _, piece in parsed.calls if piece.begins and piece.text]
-        rest = ParsedText([Piece(**vars(piece) | {"begins": False}) for piece in begun])
-        for piece in begun:
+        first = [piece for _, piece in parsed.calls if piece.begins and piece.text]
+        rest = ParsedText([Piece(**vars(piece) | {"begins": False}) for piece in first])
+        for piece in first:
             piece.text = ""
         parsed.pieces = [piece for piece in parsed.pieces if piece.text or piece.begins]
         yield from super()._chunks_of(parsed)

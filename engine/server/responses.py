@@ -677,15 +677,15 @@ class ResponsesBuilder(BlockBuilder):
         )
 
     def _item(self, block: Block, status: Status | None = None) -> OutputItem:
-        begun = status == "in_progress"
+        empty = status == "in_progress"
         status = status or ("incomplete" if block.cut else "completed")
-        identifier, text = PREFIXES[block.piece.kind] + block.id, "" if begun else block.piece.text
+        identifier, text = PREFIXES[block.piece.kind] + block.id, "" if empty else block.piece.text
         if (call := block.piece.call) is not None:
             name, space = self._asked.called(call.name)
             return OutputCall(
                 id=identifier, call_id=call.id, name=name, namespace=space, arguments=text, status=status
             )
-        part = [] if begun else [self._part(block, text)]
+        part = [] if empty else [self._part(block, text)]
         if block.piece.kind == "content":
             return OutputMessage(id=identifier, status=status, content=part)
         field_name = "summary" if self._summarized else "content"

@@ -110,8 +110,8 @@ class ActiveRequest:
 
     @property
     def computes_prompt(self) -> bool:
-        """Whether our engine has begun with its prompt, and has no token yet."""
-        return self.decoder is not None and self.decoder.begun and self.decoder.sequence is None
+        """Whether our engine has started with its prompt, and has no token yet."""
+        return self.decoder is not None and self.decoder.prefilling and self.decoder.sequence is None
 
     @property
     def nbytes(self) -> int:
@@ -328,7 +328,7 @@ class Scheduler:
         if self._turns % 2:
             waiting.sort(key=_positions_left)
         for active in waiting:
-            if active.decoder is not None and not active.decoder.begun:
+            if active.decoder is not None and not active.decoder.prefilling:
                 self._next_event(active)  # computes nothing; others learn what they share with it
         computed = 0
         for active in waiting:

@@ -153,7 +153,7 @@ class RequestDecoder:
         self._target, self._cache, self._key = target, cache, key
         self._chunk, self._submitted = chunk, submitted
         self._why_off, self._fallback_from = why_off, fallback_from
-        self.begun = False  # with the prompt, which may wait for another one that begins like it
+        self.prefilling = False  # its prompt, which may wait for another one that begins like it
         self.left = len(request.prompt)  # positions of it that are still to be computed
         self.sequence: SequenceDecoder | None = None  # as soon as the first token is known
         self._started, self._cached = 0.0, 0
@@ -193,7 +193,7 @@ class RequestDecoder:
             self._found = found
         self._cached = session.resume(prompt)
         with cache.prefill(key, prompt, request.stable_prefix, self._cached) as prefill:
-            self.begun, self.left = True, total - prefill.done
+            self.prefilling, self.left = True, total - prefill.done
             yield PrefillProgress(prefill.done, total)
             while (done := prefill.done) < total - 1:
                 size = self._chunk if echoed is None else min(self._chunk, ECHOED_ROWS)

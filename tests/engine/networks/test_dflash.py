@@ -88,7 +88,6 @@ def test_no_rewind_goes_past_what_is_held():
     assert not context.rewindable(301)
 
 
-
 def test_a_mask_that_was_not_used_outlives_the_thread_that_asked_for_it():
     """As where a server ends and another goes on with its model."""
 
