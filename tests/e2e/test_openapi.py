@@ -33,6 +33,8 @@ ANSWERED = (  # the log has the paths with their version
     ("POST", "/v1/messages/count_tokens"),
     ("GET", "/v1/models"),
 )
+# From an answer to its reading and forgetting: among all the paths such a sequence hardly ever comes about.
+STATEFUL = ("--phases", "stateful", "--include-path-regex", "^/v1/responses")
 # Fields that are good by themselves may not go together, or not with the model: the document cannot say so.
 NOT_HELD = "positive_data_acceptance"
 
@@ -41,9 +43,10 @@ def test_generated_requests_never_end_in_5xx_or_undocumented_answers(
     tmp_path: Path,
 ):
     with serving(tmp_path / "server", "--default-tokens", "4", "--max-tokens", "8") as server:
-        done = fuzz(server, tmp_path)
+        runs = [fuzz(server, tmp_path), fuzz(server, tmp_path, *STATEFUL)]
         code, _ = server.stop()
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
+    for done in runs:
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
     log = server.log.read_text()
     lines = (json.loads(line) for line in log.splitlines() if line.startswith("{"))
     found = Counter((line["method"], STORED.sub("/ID", line["path"]), line["status"]) for line in lines)
@@ -54,13 +57,14 @@ def test_generated_requests_never_end_in_5xx_or_undocumented_answers(
     assert code == 0
 
 
-def fuzz(server: Serving, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Every phase of schemathesis, with data that is as it should be and data that is not."""
+def fuzz(server: Serving, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Every phase of schemathesis, or what ``more`` options say, with right data and with wrong data."""
     return subprocess.run(
         [
             *(str(BIN / "schemathesis"), "run", f"{server.root}/openapi.json", "--no-color"),
             *("-H", f"Authorization: Bearer {KEY}", "--seed", SEED, "--max-examples", EXAMPLES),
             *("--checks", "all", "--exclude-checks", NOT_HELD, "--continue-on-failure"),
+            *more,
         ],
         capture_output=True,
         text=True,

@@ -94,10 +94,9 @@ def soak(root: Path, *, seconds: float, clients: int, seed: int, pool: int, kill
         Counts; ``problems`` is empty if everything held.
     """
     common = ("--registry", str(_registry(root)))
-    longs = [[ask] for ask in long_asks(seed + 1, kills)]
     with serving(root / "quiet", *common, "--cache-sessions", "0") as quiet:
         courses = collect(quiet, seed, pool)
-        alone = [Expected(ask, Asker(quiet).ask(ask)) for (ask,) in longs]
+        alone = [Expected(ask, Asker(quiet).ask(ask)) for ask in long_asks(seed + 1, kills)]
     random, referee, judge = Random(seed), Referee(), Judge()  # noqa: S311 - to be repeated
     parts = [random.uniform(0.5, 1.5) for _ in range(kills + 1)]
     lengths = [seconds * part / sum(parts) for part in parts]

@@ -163,47 +163,47 @@ class Judge:
         return Divergence(expected, index, Answer(text, "", alone.tokens[:at], alone.prompt), at)
 
     def is_tie(self, divergence: Divergence) -> tuple[bool, float]:
-        """Whether rounding may choose either token where an answer departs, and how far apart they are."""
-        gap = self._gap(divergence)
+        """Whether rounding may choose either token where an answer departs, and how far apart they are.
+
+        It ends nothing: where one answer is the beginning of the other, they are infinitely far apart.
+        """
+        alone, got = divergence.alone.tokens, divergence.got.tokens
+        if divergence.at >= len(alone) or (divergence.got.finish and divergence.at >= len(got)):
+            return False, float("inf")
+        _, gap = self.chosen(divergence)
         return gap < (TIE if divergence.channel in EXACT else TIE_CODED), gap
 
-    def _gap(self, divergence: Divergence) -> float:
-        """How far apart the two foremost tokens are: by logits, or by what the seed's draw makes of these.
-
-        Infinite where one answer is the beginning of the other: rounding ends nothing.
+    def chosen(self, divergence: Divergence) -> tuple[tuple[int, ...], float]:
+        """The tokens up to where an answer departs, decoded plainly, and how far apart the last one and the
+        next best are: by logits, or by what the seed's draw makes of these.
         """
         ask, alone = divergence.expected.ask, divergence.alone
-        if divergence.at >= min(len(alone.tokens), len(divergence.got.tokens) or len(alone.tokens)):
-            return float("inf")
-        seen: list[float] = []
+        gaps: list[float] = []
         sampler = _sampler(ask, divergence.index)
 
         def look(_: mx.array, logits: mx.array) -> mx.array:
             scores = logits.astype(mx.float32)
             if sampler is not None:  # categorical draws the largest of log p + Gumbel noise
-                key = mx.random.key((sampler.seed + STRIDE * len(seen)) % 2**64)
+                key = mx.random.key((sampler.seed + STRIDE * len(gaps)) % 2**64)
                 noise = mx.random.gumbel(scores[0].shape, key=key)
                 scores = mx.log(sampler.distribution(logits)) + noise
-            first, second = sorted(scores[0].tolist(), reverse=True)[:2]
-            seen.append(first - second)
+            first, second = mx.sort(scores[0])[:-3:-1].tolist()
+            gaps.append(first - second)
             return logits
 
         bound = FORMATS[ask.protocol].items() <= ask.body.items()
-        grammar = (
-            [Grammar.json_schema(self._vocabulary, SCHEMA).processor(len(alone.prompt))] if bound else []
-        )
+        schema = Grammar.json_schema(self._vocabulary, SCHEMA) if bound else None
         steps = decode(
             self._loaded.target,
             None,
             alone.prompt,
             max_tokens=divergence.at + 1,
             sampler=sampler,
-            processors=[*grammar, look],
+            processors=[*([schema.processor(len(alone.prompt))] if schema else []), look],
             policy=CHANNELS[divergence.channel].policy,
         )
-        for _ in steps:
-            continue
-        return seen[divergence.at] if divergence.at < len(seen) else float("inf")
+        tokens = tuple(token for step in steps for token in step.tokens)
+        return tokens, gaps[divergence.at]
 
 
 def _sampler(ask: Ask, index: int) -> Sampler | None:
