@@ -28,6 +28,7 @@ RESERVED_SWITCHES = {
 }
 LONGEST_SHOWN = 80  # characters of a name in a message
 ANY_OBJECT = {"type": "object"}
+BINDING: Any = {"function": {"strict"}}  # of a tool: says how a call is bound, and describes nothing
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -48,7 +49,7 @@ class RenderedPrompt:
 def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedPrompt:
     """Render a conversation with the beginning of the assistant's turn; raise Refusal."""
     tokenizer = model.target.tokenizer
-    described = [tool.model_dump(exclude_none=True) for tool in _callable(request)]
+    described = [tool.model_dump(exclude_none=True, exclude=BINDING) for tool in _callable(request)]
     if described and not tokenizer.has_tool_calling:
         what = f"tools with {model.entry.name}, whose chat template has no place for them,"
         raise unsupported(what, "tools")
@@ -192,6 +193,8 @@ def _constraints(request: schema.AnyRequest) -> dict[str, str]:
 def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar:
     """Compile the grammar of an answer that needs one; raise Refusal."""
     constraints = _constraints(request)
+    if _demands_call(request):
+        constraints.pop("response_format", None)  # it binds text, of which a demanded call has none
     names = [*constraints, *(["tool_choice"] if _demands_call(request) else [])]
     name = names[0]
     if len(names) > 1:

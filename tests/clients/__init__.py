@@ -1,4 +1,4 @@
-"""The clients that are run against the server, where their versions are pinned, and where results are stored."""
+"""The clients that are run against the server, their pinned versions, and where results are stored."""
 
 from __future__ import annotations
 

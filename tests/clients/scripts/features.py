@@ -1,6 +1,7 @@
-"""What the scripts of Python clients share: the server and the prompts that they were given, and the lines they print.
+"""What the scripts of Python clients share: the server, the prompts, and the lines they print.
 
-A script runs in its client's environment, where nothing else of this project is. Each feature is one JSON line on stdout.
+A script runs in its client's environment, where nothing else of this project is. Each feature is one JSON line on
+stdout.
 """
 
 from __future__ import annotations
@@ -86,3 +87,8 @@ def check_schema(value: Any) -> Any:
     if value["color"] not in properties["color"]["enum"] or not 1 <= value["count"] <= 9:
         raise AssertionError(f"the schema forbids {value}")
     return value
+
+
+def absent(protocol: str, name: str, why: str) -> None:
+    """Tell of a feature that the client has not."""
+    tell(protocol=protocol, feature=name, ok=None, detail=why)
