@@ -1,7 +1,7 @@
 """`make clients`: run real clients against one real server, and say which features work in which.
 
-FOLDER is what scripts/install_clients.sh installed. Each client has a script of its own in tests/clients/scripts,
-which prints a JSON line a feature. Exit code 1: a feature failed. The last line is JSON.
+FOLDER is what scripts/install_clients.sh installed. Each client has a script of its own in
+tests/clients/scripts, which prints a JSON line a feature. Exit code 1: a feature failed. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -131,9 +131,8 @@ class Server:
         config = json.loads((agent / "config.json").read_text())
         (agent / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
         registry = REGISTRY.format(heart=by_heart.FOLDER, agent=agent)
-        self.running = start(
-            folder / "server", "--models", "3", "--max-tokens", "200", "--log-content", registry=registry
-        )
+        options = ("--models", "3", "--max-tokens", "200", "--log-content")
+        self.running = start(folder / "server", *options, registry=registry)
         # A module finds packages beside its own file alone.
         shutil.copytree(SCRIPTS, folder / "scripts")
         (folder / "scripts" / "node_modules").symlink_to(installed / "npm" / "node_modules")

@@ -1,4 +1,4 @@
-"""Simon Willison's llm, configured with OpenAI-compatible models: its command line, and tools through its library."""
+"""llm, configured with OpenAI-compatible models: its command line, and tools through its library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ os.environ["LLM_USER_PATH"] = str(folder)
     )
 )
 (folder / "keys.json").write_text(json.dumps({"kakeya": KEY}))
-import llm  # reads the variable
+import llm  # noqa: E402 - reads the variable
 
 version("llm")
 
