@@ -205,7 +205,14 @@ def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedP
         if not isinstance(request, schema.ChatRequest):
             return Grammar.lark(model.vocabulary, f"start: {constraints[name]}")
         if name == "tool_choice":
-            return Grammar.lark(model.vocabulary, _call_grammar(request, model, prompt))
+            calls, rules = _call_rules(request, model)
+            return Grammar.lark(model.vocabulary, "\n".join([_after_reasoning(calls, model, prompt), *rules]))
+        if name == "response_format" and _callable(request) and has_json_calls(model.target.tokenizer):
+            # what binds the text leaves the model free to call a tool instead, as OpenAI's do
+            calls, rules = _call_rules(request, model)
+            body = _after_reasoning(f"answer | {calls}", model, prompt)
+            rules = [body, f"answer: {constraints[name]}", *rules]
+            return Grammar.lark(model.vocabulary, "\n".join(rules))
         return Grammar.lark(model.vocabulary, _after_reasoning(constraints[name], model, prompt))
 
 
@@ -213,7 +220,8 @@ def _demands_call(request: schema.AnyRequest) -> bool:
     return isinstance(request, schema.ChatRequest) and request.demands_call
 
 
-def _call_grammar(request: schema.ChatRequest, model: LoadedModel, prompt: RenderedPrompt) -> str:
+def _call_rules(request: schema.ChatRequest, model: LoadedModel) -> tuple[str, list[str]]:
+    """The right side that stands for as many calls as the request allows, and the rules that it needs."""
     tokenizer = model.target.tokenizer
     if not has_json_calls(tokenizer):
         raise unsupported(f"tool_choice other than auto and none with {model.entry.name}", "tool_choice")
@@ -228,7 +236,7 @@ def _call_grammar(request: schema.ChatRequest, model: LoadedModel, prompt: Rende
     begin = _mark(tokenizer.tool_call_start, tokenizer.tool_call_start_tokens)
     end = _mark(tokenizer.tool_call_end, tokenizer.tool_call_end_tokens)
     call = f'call: {begin} "\\n" ({names}) "\\n" {end}'
-    return "\n".join([_after_reasoning(several, model, prompt), call, *rules])
+    return several, [call, *rules]
 
 
 def _after_reasoning(body: str, model: LoadedModel, prompt: RenderedPrompt) -> str:
