@@ -1,7 +1,8 @@
 """`make clients`: run real clients against one real server, and say which features work in which.
 
 FOLDER is what scripts/install_clients.sh installed. Each client has a script of its own in
-tests/clients/scripts, which prints a JSON line a feature. Exit code 1: a feature failed. The last line is JSON.
+tests/clients/scripts, which prints a JSON line a feature. Exit code 1: a feature failed. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.engine.server import by_heart
 from tests.engine.server.conftest import KEY, ROOT, start
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TIMEOUT_S = 150  # of one script
+TIMEOUT_S = 200  # of one script
 CONTEXT = 65_536  # agents' first prompts are longer than the shipped target's 2,048 positions
 REGISTRY = """
 default = "agent"
@@ -73,7 +74,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=[*CLIENTS], help="this client alone; repeatable")
     parser.add_argument("--store", action="store_true", help="store what works, for docs/server.md")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the server is stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     begin_s = time.monotonic()
     installed = given.installed.resolve()
     names = given.only or [*CLIENTS]
@@ -81,7 +82,8 @@ def main() -> int:
     if absent:
         print(f"clients: not installed, not run: {', '.join(absent)}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="kakeya-clients-"))
-    with Server(folder, installed) as server, ThreadPoolExecutor(2) as pool:
+    # Where the run is ended, the server ends first: scripts without one end soon.
+    with ThreadPoolExecutor(2) as pool, Server(folder, installed) as server:
         found = list(pool.map(server.run, [CLIENTS[name] for name in names if name not in absent]))
     failed = [line for each in found for line in each.problems]
     for line in failed:

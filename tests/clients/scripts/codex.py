@@ -1,6 +1,7 @@
 """OpenAI's Codex CLI: one turn, configured with what `kakeya_engine serve --for codex` prints.
 
-Its own instructions and most of its tools are turned off: on two cores, a prompt of 20,000 tokens takes two minutes.
+Its own instructions and most of its tools are turned off: with them the first prompt has 20,000 tokens, which
+take two minutes on two cores.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the scripts of Python clients share: the server, the prompts, and the lines they print.
 
-A script runs in its client's environment, where nothing else of this project is. Each feature is one JSON line.
+A script runs in its client's environment, where nothing else of this project is. Each feature is a JSON line.
 """
 
 from __future__ import annotations

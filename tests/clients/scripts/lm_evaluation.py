@@ -42,13 +42,15 @@ for task in (GENERATED, CHOSEN):
     (TASKS / f"{task['task']}.yaml").write_text(json.dumps(COMMON | task))  # JSON is YAML
 
 
-def evaluated(kind: str, path: str, *tasks: str, more: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+def evaluated(*tasks: str) -> dict[str, Any]:
     """Run the tasks; return their samples."""
-    out = HOME / kind
-    given = {"model": "demo", "base_url": URL + path, "num_concurrent": 2, "max_length": 1000} | fields
+    out = HOME / "out"
+    given = {"model": "demo", "base_url": f"{URL}/completions", "tokenizer": GIVEN["tokenizer"]}
+    given |= {"num_concurrent": "2", "max_length": "1000"}
     arguments = ",".join(f"{name}={value}" for name, value in given.items())
-    argv = [Path(sys.executable).with_name("lm-eval"), "run", "--model", kind, "--model_args", arguments]
-    argv += ["--tasks", *tasks, "--include_path", TASKS, "--output_path", out, "--log_samples", *more]
+    argv = [Path(sys.executable).with_name("lm-eval"), "run", "--model", "local-completions"]
+    argv += ["--model_args", arguments]
+    argv += ["--tasks", *tasks, "--include_path", TASKS, "--output_path", out, "--log_samples"]
     environment = os.environ | {"OPENAI_API_KEY": KEY, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -65,19 +67,10 @@ samples: dict[str, Any] = {}
 
 @feature("completions", "text")
 def generation():
-    tokenizer = GIVEN["tokenizer"]
-    samples.update(evaluated("local-completions", "/completions", "generated", "chosen", tokenizer=tokenizer))
+    samples.update(evaluated("generated", "chosen"))
     return check_same(samples["generated"]["resps"][0][0].strip(), "argparse")
 
 
 @feature("completions", "logprobs")
 def loglikelihood():
     return check_same(samples["chosen"]["acc"], 1.0)
-
-
-@feature("chat", "text")
-def chat_generation():
-    found = evaluated(
-        "local-chat-completions", "/chat/completions", "generated", more=("--apply_chat_template",)
-    )
-    return str(found["generated"]["resps"][0][0])
