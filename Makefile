@@ -10,7 +10,7 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE # where nothing compiled is kept, every program compiles all of its imports anew
 
-.PHONY: setup demo test lint workflows types docs site bench peers peers-env slow e2e forge attestations faults soak real exhaustive screenshots fuzz bandit audit clean help
+.PHONY: setup clients demo test lint workflows types docs site bench peers peers-env slow e2e forge attestations faults soak real exhaustive screenshots fuzz bandit audit clean help
 
 $(STAMP): pyproject.toml uv.lock scripts/requirements-build.txt
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later found; install one (python3 with its venv module)" >&2; exit 1; }
@@ -52,6 +52,12 @@ N ?= 1000
 SEED ?= 1
 faults: $(STAMP) ## N requests (1000) on four runners that are killed at random, by SEED (1); counts what came of them
 	@$(BIN)/python -m tests.e2e.faults --requests $(N) --seed $(SEED) --store
+
+# Outlives this checkout, because it is two gigabytes.
+CLIENTS_DIR ?= $${XDG_CACHE_HOME:-$$HOME/.cache}/kakeya-mac/clients
+clients: $(STAMP) ## real clients against a real server, at pinned versions (installed first, some 1.7 GB)
+	@scripts/install_clients.sh "$(CLIENTS_DIR)" || [ $$? = 3 ]
+	@$(BIN)/python -m tests.clients "$(CLIENTS_DIR)" $(ARGS)
 
 SECONDS ?= 300
 CLIENTS ?= 16

@@ -240,6 +240,18 @@ def _table(columns: str, rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (names, ["---"] * len(names), *rows))
 
 
+def clients_table() -> str:
+    """Which features work in which client, as `python -m tests.clients FOLDER --store` stored it."""
+    from tests.clients import FEATURES, RESULTS
+
+    rows = []
+    for row in json.loads(RESULTS.read_bytes()):
+        told = [row["features"].get(name, "") for name in FEATURES]
+        cells = ["yes" if each is True else each and f"no: {each}" for each in told]
+        rows.append([row["client"], row["version"], row["protocol"], *cells])
+    return _table("|".join(["client", "version", "protocol", *FEATURES]), rows)
+
+
 def rules_table() -> str:
     """Every code of the gate, when it is raised and what to do."""
     from evidence_format.rules import ELSEWHERE, RULES
@@ -303,6 +315,7 @@ def pages() -> dict[str, str]:
         "docs/reference/benchmarks.md": benchmarks_page(),
         "docs/adversary.md": adversary_page(),
         "docs/kv.md": with_section("docs/kv.md", "real keys", real_kv_tables()),
+        "docs/server.md": with_section("docs/server.md", "clients", clients_table()),
         "docs/evidence.md": with_section("docs/evidence.md", "rules", rules_table()),
         "docs/schema/manifest.json": schema_text(DRAFT | Manifest.model_json_schema()),
         "docs/schema/result.json": schema_text(Result.model_json_schema()),

@@ -28,6 +28,7 @@ RESERVED_SWITCHES = {
 }
 LONGEST_SHOWN = 80  # characters of a name in a message
 ANY_OBJECT = {"type": "object"}
+BINDING: Any = {"function": {"strict"}}  # of a tool: says how a call is bound, and describes nothing
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -48,7 +49,7 @@ class RenderedPrompt:
 def chat_prompt(request: schema.ChatRequest, model: LoadedModel) -> RenderedPrompt:
     """Render a conversation with the beginning of the assistant's turn; raise Refusal."""
     tokenizer = model.target.tokenizer
-    described = [tool.model_dump(exclude_none=True) for tool in _callable(request)]
+    described = [tool.model_dump(exclude_none=True, exclude=BINDING) for tool in _callable(request)]
     if described and not tokenizer.has_tool_calling:
         what = f"tools with {model.entry.name}, whose chat template has no place for them,"
         raise unsupported(what, "tools")
@@ -192,6 +193,8 @@ def _constraints(request: schema.AnyRequest) -> dict[str, str]:
 def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedPrompt) -> Grammar:
     """Compile the grammar of an answer that needs one; raise Refusal."""
     constraints = _constraints(request)
+    if _demands_call(request):
+        constraints.pop("response_format", None)  # it binds text, of which a demanded call has none
     names = [*constraints, *(["tool_choice"] if _demands_call(request) else [])]
     name = names[0]
     if len(names) > 1:
@@ -202,7 +205,14 @@ def grammar_of(request: schema.AnyRequest, model: LoadedModel, prompt: RenderedP
         if not isinstance(request, schema.ChatRequest):
             return Grammar.lark(model.vocabulary, f"start: {constraints[name]}")
         if name == "tool_choice":
-            return Grammar.lark(model.vocabulary, _call_grammar(request, model, prompt))
+            calls, rules = _call_rules(request, model)
+            return Grammar.lark(model.vocabulary, "\n".join([_after_reasoning(calls, model, prompt), *rules]))
+        if name == "response_format" and _callable(request) and has_json_calls(model.target.tokenizer):
+            # what binds the text leaves the model free to call a tool instead, as OpenAI's do
+            calls, rules = _call_rules(request, model)
+            body = _after_reasoning(f"answer | {calls}", model, prompt)
+            rules = [body, f"answer: {constraints[name]}", *rules]
+            return Grammar.lark(model.vocabulary, "\n".join(rules))
         return Grammar.lark(model.vocabulary, _after_reasoning(constraints[name], model, prompt))
 
 
@@ -210,7 +220,8 @@ def _demands_call(request: schema.AnyRequest) -> bool:
     return isinstance(request, schema.ChatRequest) and request.demands_call
 
 
-def _call_grammar(request: schema.ChatRequest, model: LoadedModel, prompt: RenderedPrompt) -> str:
+def _call_rules(request: schema.ChatRequest, model: LoadedModel) -> tuple[str, list[str]]:
+    """The right side that stands for as many calls as the request allows, and the rules that it needs."""
     tokenizer = model.target.tokenizer
     if not has_json_calls(tokenizer):
         raise unsupported(f"tool_choice other than auto and none with {model.entry.name}", "tool_choice")
@@ -225,7 +236,7 @@ def _call_grammar(request: schema.ChatRequest, model: LoadedModel, prompt: Rende
     begin = _mark(tokenizer.tool_call_start, tokenizer.tool_call_start_tokens)
     end = _mark(tokenizer.tool_call_end, tokenizer.tool_call_end_tokens)
     call = f'call: {begin} "\\n" ({names}) "\\n" {end}'
-    return "\n".join([_after_reasoning(several, model, prompt), call, *rules])
+    return several, [call, *rules]
 
 
 def _after_reasoning(body: str, model: LoadedModel, prompt: RenderedPrompt) -> str:

@@ -319,6 +319,35 @@ def test_a_tool_call_can_be_demanded_of_any_model(client: openai.OpenAI, choice:
     jsonschema.validate(json.loads(call.function.arguments), by_heart.WEATHER["function"]["parameters"])
 
 
+def test_a_format_beside_a_demanded_call_binds_nothing(client: openai.OpenAI):
+    reply = asked(
+        client, tools=[by_heart.WEATHER], tool_choice="required", response_format=FORMAT, max_tokens=200
+    )
+    call = reply.choices[0].message.tool_calls[0]
+    jsonschema.validate(json.loads(call.function.arguments), by_heart.WEATHER["function"]["parameters"])
+
+
+def test_a_format_leaves_the_model_free_to_call_a_tool(client: openai.OpenAI):
+    asking = {"model": "heart", "tools": [by_heart.WEATHER], "response_format": FORMAT, "max_tokens": 200}
+    first = asked(client, messages=[{"role": "user", "content": by_heart.ASKED}], **asking).choices[0]
+    assert [call.function.name for call in first.message.tool_calls] == ["weather"]
+    told = copy.deepcopy(by_heart.TOLD)
+    told[1]["tool_calls"][0]["function"]["arguments"] = first.message.tool_calls[0].function.arguments
+    last = asked(client, messages=told, **asking).choices[0].message
+    assert last.content.startswith("{")
+    assert not last.tool_calls
+
+
+def test_strict_of_a_tool_is_not_shown_to_the_model(client: openai.OpenAI):
+    strict = copy.deepcopy(by_heart.WEATHER)
+    strict["function"]["strict"] = True
+    told, untold = (
+        asked(client, tools=[tool], max_tokens=1, extra_body={"return_token_ids": True}).x_kakeya
+        for tool in (strict, by_heart.WEATHER)
+    )
+    assert told["prompt_token_ids"] == untold["prompt_token_ids"]
+
+
 def test_reasoning_is_separate_from_content(client: openai.OpenAI):
     riddle = [{"role": "user", "content": by_heart.RIDDLE}]
     message = asked(client, model="heart", messages=riddle).choices[0].message
