@@ -316,7 +316,7 @@ class Scheduler:
             self._round(batch, timed=timed)
             if not batch.rows:
                 batch.close()
-                del self._batches[key]
+                self._batches.pop(key, None)  # a batch that failed is out already
 
     def _prefill(self) -> int:
         """Compute a chunk of prompts: by turns those with the least left first, and the oldest first.
