@@ -7,7 +7,7 @@
 Sequences join after their first token, which their own session computes, and leave between two rounds; their
 caches are copied each time. One that has fewer drafts than another gets its block filled up; the filling is
 never accepted. The tokens are those each would have had alone: the likeliest, those of its seed, or drawn
-from the target's distribution. Drafters draft for one sequence at a time.
+from the target's distribution. Drafters of one network draft together where they can.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -116,7 +116,7 @@ class PromptCache:
 
     def save(self, key: CacheKey, prompt: Sequence[int]) -> None:
         """Have a request that has ended outlive this process: write what it would begin from another time."""
-        best, saved = self._best(key, [*prompt, -1])
+        best, saved = self._best(key, prompt)
         if self._disk is not None and best is not None and saved:
             self._disk.save(key.digest, best.snapshot)
 
@@ -148,7 +148,8 @@ class PromptCache:
             if prefill.key != key:
                 continue
             common = common_length(prefill.prompt[: max(prefill.stops, default=0)], prompt[:-1])
-            if common - held >= SHARED and prefill.done < common:
+            worth = 1 if prefill.prompt == prompt else SHARED  # choices of one request have one prompt
+            if common - held >= worth and prefill.done < common:
                 prefill.stops.add(common)
                 return True
         return False

@@ -38,6 +38,7 @@ from evidence_format.model import Model
 logger = logging.getLogger(__name__)
 LOOKUP = "prompt-lookup"
 MOST_PARALLEL = 32  # requests at once, where memory allows more; mlx-lm's server has the same bound
+REMEMBERED = 256  # policies whose draft lengths are kept, and those of batches
 REQUESTS_SHARE = 0.75  # of the memory that the weights leave; the rest is the prompt cache's
 
 
@@ -219,6 +220,7 @@ class LoadedModel:
             logger.exception("a session cannot be closed")
         drafter, request = decoder.session.drafter, decoder.request
         if drafter is not None and request.block is None:
+            _bound(self._draft_lengths)
             self._draft_lengths[request.channel.policy.spec, request.drafter].append(decoder.draft_length)
 
     @cached_property
@@ -245,9 +247,16 @@ class LoadedModel:
         size = (len(rows) - 1).bit_length()  # 2, 4, 8 … sequences
         key = policies, frozenset(drafters), size
         if key not in self._batch_draft_lengths:
+            _bound(self._batch_draft_lengths)
             longest = max(drafters.values(), key=lambda drafter: drafter.draft_forwards(1))
             self._batch_draft_lengths[key] = AdaptiveDraftLength.of(longest)
         return self._batch_draft_lengths[key]
+
+
+def _bound(learned: dict[Any, Any]) -> None:
+    """Forget the oldest of too many: requests may spell out any number of policies."""
+    while len(learned) >= REMEMBERED:
+        del learned[next(iter(learned))]
 
 
 def _weights(card: Model | None) -> tuple[str, str, str | None] | None:

@@ -125,6 +125,14 @@ def test_a_prompt_is_waited_for_where_it_saves_much_and_leaves_a_snapshot_where_
     assert not kept.coming(OURS, other)
 
 
+def test_the_same_prompt_is_waited_for_however_short_it_is():
+    kept, prompt = PromptCache(8, None, 60), TEXT[:12]
+    with kept.prefill(OURS, prompt, 10, 0) as prefill:
+        assert kept.coming(OURS, list(prompt))
+        prefill.done = 10
+        assert not kept.coming(OURS, list(prompt))
+
+
 def test_a_prompt_that_parts_from_one_before_leaves_a_snapshot_there():
     kept = PromptCache(8, None, 60)
     kept.add(OURS, taken("gemma3_text", 300))
@@ -211,6 +219,22 @@ def test_a_file_serves_no_prompt_that_its_layers_cannot_go_back_for(disk: Disk):
     kept = disk.start()
     assert found(kept, [*TEXT[:270], 3, 4], family="gemma3_text") is None
     assert kept.disk_stats.entries == 1  # and nothing was read for it
+
+
+def test_what_is_written_serves_the_same_prompt_again(disk: Disk):
+    """Also where that of the answer's end can go back to the end of the prompt, and no token further."""
+    kept, back = disk.start(), furthest("gemma3_text", 320)
+    prompt = TEXT[: 320 - back]
+    kept.add(OURS, taken("gemma3_text", len(prompt) - 1))
+    kept.add(OURS, taken("gemma3_text", 320))
+    kept.save(OURS, prompt)
+    assert found(disk.start(), prompt, family="gemma3_text") == (len(prompt) - 1, "disk")
+
+
+def furthest(family: str, count: int) -> int:
+    """How many of so many tokens a session can forget at most, of those that it can forget one by one."""
+    snapshot = taken(family, count)
+    return next(each for each in range(1, count) if not snapshot.rewindable(each + 1))
 
 
 def test_short_prompts_and_such_that_a_file_serves_are_not_written(disk: Disk):
