@@ -14,8 +14,6 @@ from typing import Any
 from engine.errors import ConfigurationError
 
 KEY_VARIABLE = "KAKEYA_API_KEY"
-# addresses that mean all of a machine's -> the one that reaches it from itself
-ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - they are compared, nothing listens
 NO_KEY = "unused-without-a-key"  # for clients that insist on one
 
 
@@ -106,8 +104,8 @@ def configuration(client: str, serving: Any, model: str, key_file: Path | None) 
     if not serving.port:
         raise ConfigurationError("--for needs the port; --port 0 selects one when the server starts")
     host, notes = serving.host, list[str]()
-    if host in ANY_ADDRESS:
-        host = ANY_ADDRESS[host]
+    if _is_any(host):
+        host = "::1" if ":" in host else "127.0.0.1"
         notes.append(f"# on another machine: this one's name or address instead of {host}")
     if serving.keys:
         where = "the server's key" if key_file is None else f"one of the keys in {key_file}"
@@ -118,3 +116,11 @@ def configuration(client: str, serving: Any, model: str, key_file: Path | None) 
         literal = host
     to = _Connection(f"http://{literal}:{serving.port}", model, bool(serving.keys))
     return "\n".join([*notes, *CONFIGURATIONS[client](to)])
+
+
+def _is_any(host: str) -> bool:
+    """Whether it means all addresses of this machine, where clients need one of them."""
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False
