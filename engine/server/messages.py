@@ -152,7 +152,8 @@ class CountTokensRequest(schema.TranslatedRequest):
 
     @classmethod
     def supported(cls, fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        kept, _ = super().supported(fields)
+        others = MessagesRequest.model_fields.keys() - cls.model_fields.keys()  # a count needs none of them
+        kept, _ = super().supported({name: fields[name] for name in fields if name not in others})
         _refuse_edits(kept.get("context_management"))
         if isinstance(kept.get("messages"), list):
             kept["messages"] = [

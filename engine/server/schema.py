@@ -640,6 +640,25 @@ class TextRequest(CompletionRequest):
 
 AnyRequest = ChatRequest | TextRequest
 
+# fields of chats -> values that ask for nothing, with which other endpoints ignore them
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "stop": ("", []),
+    "stop_token_ids": ([],),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "parallel_tool_calls": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
+
 
 class TranslatedRequest(EngineFields):
     """A request of another protocol, which is answered as a chat request that asks for the same."""
@@ -674,8 +693,10 @@ class TranslatedRequest(EngineFields):
         for name, neutral in cls.unsupported.items():
             if name in kept and not any(_same(kept[name], each) for each in neutral):
                 raise unsupported(name, name)
-        for name in kept:
-            if name in ChatRequest.model_fields.keys() - cls.model_fields.keys() - WITHOUT_EFFECT:
+        for name in ChatRequest.model_fields:
+            if name in cls.model_fields or name in WITHOUT_EFFECT:
+                continue
+            if not any(_same(kept.get(name), each) for each in (None, *NEUTRAL.get(name, ()))):
                 text = f"{name} is a field of chat completions, which this endpoint does not have"
                 raise invalid(name, f"{text}; leave it out", code="unknown_parameter")
         return {name: value for name, value in kept.items() if name not in cls.unsupported}, ()

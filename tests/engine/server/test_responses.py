@@ -206,6 +206,16 @@ def test_fields_without_effect_are_listed(client: openai.OpenAI):
     assert set(reply.x_kakeya["ignored"]) == {"client_metadata", "colour", "prompt_cache_key"}
 
 
+def test_fields_of_chats_that_ask_for_nothing_are_ignored(client: openai.OpenAI):
+    body = {"stop": None, "n": 1, "presence_penalty": 0, "max_tokens": None, "logprobs": False}
+    reply = responded(client, max_output_tokens=2, extra_body=body)
+    assert set(reply.x_kakeya["ignored"]) == {"n", "presence_penalty", "logprobs"}
+    for fields in ({"n": 2}, {"n": True}, {"presence_penalty": 0.5}, {"max_tokens": 9}):
+        with pytest.raises(openai.BadRequestError, match="is a field of chat completions") as caught:
+            responded(client, extra_body=fields)
+        assert caught.value.param == next(iter(fields))
+
+
 def test_log_probabilities_are_told_where_they_are_included(client: openai.OpenAI):
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     part = responded(client, **asked).output[0].content[0]
