@@ -46,7 +46,6 @@ BLOCKS = {  # that a turn may have
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
 }
-EFFORTS = {"max": "xhigh"}  # effort here -> what the model's template may know
 KEPT_EDITS = "clear_thinking_"  # of context_management: what templates do with earlier reasoning anyway
 
 # --- requests -------------------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ class OutputFormat(RequestPart):
 
 
 class OutputConfig(RequestPart):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: schema.Effort | None = None
     format: OutputFormat | None = None
 
 
@@ -195,7 +194,7 @@ class CountTokensRequest(schema.TranslatedRequest):
             return "none"
         if effort is None:
             return "medium" if thinking == "enabled" else None
-        return EFFORTS.get(effort, effort)
+        return effort
 
     def _turns(self) -> Iterator[dict[str, Any]]:
         if self.system:

@@ -60,10 +60,21 @@ class InputPart(RequestPart):
     logprobs: list[Any] | None = None
 
 
+class RefusalPart(RequestPart):
+    """What an assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
 class MessageItem(RequestPart):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Many[InputPart]
+    content: Text | Many[Annotated[InputPart | RefusalPart, Field(discriminator="type")]]
     id: Text | None = Field(None, description="Without effect, as are status and phase.")
     status: Text | None = None
     phase: Text | None = None
@@ -171,7 +182,7 @@ class TextConfig(RequestPart):
 
 
 class ReasoningConfig(RequestPart):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: schema.Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="The reasoning comes as its own summary, whole."
     )
@@ -346,7 +357,7 @@ def messages_of(items: Sequence[Any], instructions: str | None) -> list[dict[str
     return merged(turns)
 
 
-def text_of_parts(content: str | list[InputPart]) -> str:
+def text_of_parts(content: str | Sequence[InputPart | RefusalPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 

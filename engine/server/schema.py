@@ -31,8 +31,8 @@ LONGEST_STOP = 1000  # characters
 MOST_BIASES = 1024
 MOST_TOOLS = 128
 MOST_LOGPROBS = 20
-MOST_CHOICES = 16  # of one prompt, those that `best_of` drops included
-MOST_DECODED = 128  # choices of all prompts of a request
+MOST_DECODED = 128  # choices of all prompts of a request, those that `best_of` drops included
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MOST_IGNORED = 64  # names in an answer
 LONGEST_NAME = 100  # characters of one
 
@@ -282,6 +282,8 @@ def _supported_message(message: Any, index: int) -> Any:
     if not isinstance(message, Mapping):
         return message
     refuse_media(message.get("content"), f"messages.{index}.content")
+    if message.get("role") == "function":
+        raise unsupported("the role function, replaced by tool,", f"messages.{index}.role")
     calls = message.get("tool_calls")
     for place, call in enumerate(calls if isinstance(calls, list) else []):
         if isinstance(call, Mapping) and call.get("type") == "custom":
@@ -295,7 +297,17 @@ def _supported_message(message: Any, index: int) -> Any:
     if isinstance(kept.get("refusal"), str):  # what the assistant said instead of content
         said = kept.pop("refusal")
         kept["content"] = said if kept.get("content") is None else kept["content"]
+    if kept.get("role") == "assistant" and isinstance(kept.get("content"), list):
+        kept["content"] = [_as_text(part) for part in kept["content"]]
     return kept
+
+
+def _as_text(part: Any) -> Any:
+    """A part in which the assistant refused as the text that it is."""
+    if isinstance(part, Mapping) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
+        others = {name: value for name, value in part.items() if name != "refusal"}
+        return others | {"type": "text", "text": part["refusal"]}
+    return part
 
 
 # --- requests -------------------------------------------------------------------------------------------
@@ -345,6 +357,10 @@ StopTexts = Annotated[
     StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None, BeforeValidator(_without_empty)
 ]
 Count = Annotated[int, Field(ge=1)]
+Effort = Annotated[
+    Text,
+    Field(description=f"One of {', '.join(EFFORTS)}; without effect where the chat template has no switch."),
+]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -477,7 +493,7 @@ class CompletionRequest(EngineFields):
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = Field(None, description="More than there may be is clamped.")
     min_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="Before which nothing stops it.")
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_DECODED)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Greedy by default.")
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
@@ -544,7 +560,7 @@ class ChatRequest(CompletionRequest):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="Continue the assistant's last turn.")
     chat_template_kwargs: Json | None = Field(None, description="Switches of the model's chat template.")
@@ -603,11 +619,12 @@ class TextRequest(CompletionRequest):
         Text
         | TokenIds
         | Annotated[Many[Text | TokenIds], Field(min_length=1, json_schema_extra={"maxItems": MOST_DECODED})]
-    )
+        | None
+    ) = Field(description="Null: the token with which the model's texts begin.")
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0 goes with echo alone.")
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None = None
     echo: bool | None = Field(None, description="Begin with the prompt, and its log-probabilities.")
-    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = Field(
+    best_of: Annotated[int, Field(ge=1, le=MOST_DECODED)] | None = Field(
         None, description="Decode so many choices, and return the `n` whose tokens were likeliest."
     )
 
@@ -625,9 +642,9 @@ class TextRequest(CompletionRequest):
         return self
 
     @property
-    def prompts(self) -> list[str | list[int]]:
+    def prompts(self) -> list[str | list[int] | None]:
         given: Any = self.prompt
-        return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        return [given] if given is None or isinstance(given, str) or isinstance(given[0], int) else given
 
     @property
     def prompt_count(self) -> int:

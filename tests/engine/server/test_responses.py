@@ -216,6 +216,17 @@ def test_fields_of_chats_that_ask_for_nothing_are_ignored(client: openai.OpenAI)
         assert caught.value.param == next(iter(fields))
 
 
+def test_an_assistants_refusal_is_its_text(client: openai.OpenAI):
+    def read(part: Any) -> int:
+        turns = [{"role": "user", "content": LIST}, {"role": "assistant", "content": [part]}]
+        reply = responded(client, input=[*turns, {"role": "user", "content": "Why?"}], max_output_tokens=1)
+        return int(reply.usage.input_tokens)
+
+    refused = read({"type": "refusal", "refusal": "No, no, no."})
+    assert refused == read({"type": "output_text", "text": "No, no, no."})
+    assert refused > read({"type": "output_text", "text": "No."})
+
+
 def test_log_probabilities_are_told_where_they_are_included(client: openai.OpenAI):
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     part = responded(client, **asked).output[0].content[0]

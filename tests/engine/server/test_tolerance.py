@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,6 +59,7 @@ def test_other_names_of_a_turns_parts_are_read(client: openai.OpenAI):
         return asked(client, messages=talk, **fields).x_kakeya["prompt_token_ids"]
 
     assert read(refusal="No.") == read(content="No.") != read(content="Yes.")
+    assert read(content=[{"type": "refusal", "refusal": "No."}]) == read(content="No.")
     turn = {"content": "No.", "tool_calls": None}
     assert read(reasoning_content="so", **turn) == read(reasoning="so", **turn)
 
@@ -69,9 +71,55 @@ def test_the_list_of_ignored_fields_is_bounded(client: openai.OpenAI):
     assert max(map(len, ignored)) == 100
 
 
-def test_an_effort_without_a_switch_is_ignored(client: openai.OpenAI):
-    reply = asked(client, max_tokens=2, reasoning_effort="high")
+@pytest.mark.parametrize("effort", ["high", "max", "utmost"])
+def test_an_effort_without_a_switch_is_ignored(client: openai.OpenAI, effort: Any):
+    reply = asked(client, max_tokens=2, reasoning_effort=effort)
     assert reply.x_kakeya["ignored"] == ["reasoning_effort"]
+
+
+def test_a_null_prompt_is_the_token_that_begins_a_text(client: openai.OpenAI):
+    reply = completed(client, max_tokens=2, **body(prompt=None, return_token_ids=True))
+    assert (reply.x_kakeya["prompt_token_ids"], reply.usage.prompt_tokens) == ([1], 1)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A model whose template reads the effort, and whose texts begin with no token of their own."""
+    folder = tmp_path_factory.mktemp("other")
+    shutil.copytree(by_heart.FOLDER, folder / "effort", ignore=shutil.ignore_patterns("DIGESTS.json"))
+    file = folder / "effort" / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config.pop("bos_token", None)
+    config["chat_template"] = "{{ reasoning_effort }}\n" + config["chat_template"]
+    file.write_text(json.dumps(config))
+    registry = (
+        f'default = "effort"\n[models.effort]\nsummary = "x"\ntarget = {{ path = "{folder / "effort"}" }}\n'
+    )
+    running = start(folder / "server", registry=registry)
+    yield running
+    running.stop()
+
+
+@pytest.mark.slow
+def test_what_a_model_lacks_or_knows_is_said(other: Running):
+    client = other.client()
+    with pytest.raises(openai.BadRequestError, match="send a text, or token ids") as caught:
+        completed(client, model="effort", **body(prompt=None))
+    assert caught.value.param == "prompt"
+    effort: Any = "max"
+    assert asked(client, model="effort", max_tokens=1, reasoning_effort=effort).x_kakeya["ignored"] == []
+    effort = "utmost"
+    with pytest.raises(openai.BadRequestError, match="'utmost' is none of none, minimal,") as caught:
+        asked(client, model="effort", reasoning_effort=effort)
+    assert caught.value.param == "reasoning_effort"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="effort", input="Hi.", reasoning={"effort": effort})
+    assert caught.value.param == "reasoning.effort"
+
+
+def test_as_many_choices_as_openai_takes(client: openai.OpenAI):
+    reply = completed(client, n=18, max_tokens=1, **body(best_of=20))
+    assert (len(reply.choices), reply.usage.completion_tokens) == (18, 20)
 
 
 NOTHING: list[dict[str, Any]] = [
