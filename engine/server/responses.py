@@ -194,7 +194,6 @@ class ResponsesRequest(schema.TranslatedRequest):
         "conversation": (None,),
         "prompt": (None,),
         "context_management": (None, []),
-        "moderation": (None,),
     }
 
     input: Text | Annotated[Many[InputItem], Field(min_length=1)]

@@ -158,6 +158,30 @@ def test_values_that_ask_for_nothing_change_nothing(client: openai.OpenAI, field
     assert asked(client, max_tokens=12, **fields).choices[0].message.content == expected
 
 
+OUTPUT_CHANGES: dict[str, tuple[Any, Any]] = {  # field -> a value that asks for something, one that does not
+    "repeat_last_n": (8, None),
+    "custom_logit_processor": ("x", ""),
+    "sampling_seed": (7, None),
+    "thinking_token_budget": (9, -1),
+    "repetition_detection": ({"min_pattern_size": 2}, None),
+    "think": (True, None),
+    "num_predict": (9, -1),
+    "adapters": ("folder", None),
+    "repetition_context_size": (9, 20),
+    "no_repeat_ngram_size": (3, 0),
+    "moderation": ({"model": "x"}, None),
+}
+
+
+def test_fields_that_would_change_the_output_are_refused_by_name(client: openai.OpenAI):
+    for name, (value, _) in OUTPUT_CHANGES.items():
+        with pytest.raises(openai.InternalServerError, match=name) as caught:
+            asked(client, **body(**{name: value}))
+        assert (caught.value.status_code, caught.value.param) == (501, name)
+    neutral = {name: value for name, (_, value) in OUTPUT_CHANGES.items()}
+    assert asked(client, max_tokens=1, **body(**neutral)).x_kakeya["ignored"] == []
+
+
 def test_text_completions_take_what_asks_for_nothing(client: openai.OpenAI):
     expected = completed(client, max_tokens=8).choices[0]
     fields = body(logprobs=False, echo=False, suffix="", best_of=1, stop=[""], n=None)
