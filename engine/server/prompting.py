@@ -132,13 +132,11 @@ def _switches(request: schema.ChatRequest, model: LoadedModel) -> tuple[Mapping[
     switches = dict(model.entry.chat_template_kwargs)
     if effort is not None and has_switch(model, ("reasoning_effort", *THINKING_NAMES)):
         if effort not in schema.EFFORTS:
-            known = ", ".join(schema.EFFORTS)
-            raise invalid(
-                "reasoning_effort", f"the effort {ascii(effort)[:LONGEST_SHOWN]} is none of {known}"
-            )
+            text = f"{ascii(effort)[:LONGEST_SHOWN]} is none of {', '.join(schema.EFFORTS)}"
+            raise invalid(request.effort_fields[-1], f"{request.effort_fields[-1]}: {text}")
         switches |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     elif effort is not None:
-        ignored = ("reasoning_effort",)
+        ignored = request.effort_fields
     for name in given:
         names = THINKING_NAMES if name in THINKING_NAMES else (name,)
         if RESERVED_SWITCHES.intersection(names) or not has_switch(model, names):

@@ -37,7 +37,6 @@ RESPONSES_PATH = "/v1/responses"
 PARAMS = {
     "messages": "input",
     "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
     "max_completion_tokens": "max_output_tokens",
 }
 LOGPROBS = "message.output_text.logprobs"  # what `include` calls them
@@ -270,6 +269,7 @@ class ResponsesRequest(schema.TranslatedRequest):
         elif form is not None:
             wanted = form.model_dump()
         return self.as_chat(
+            effort_fields=("reasoning.effort",),
             open_ended=True,  # as OpenAI's are, and agents never say
             messages=messages_of(items, self.instructions),
             tools=tools or None,

@@ -579,6 +579,12 @@ class ChatRequest(CompletionRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="Continue the assistant's last turn.")
     chat_template_kwargs: Json | None = Field(None, description="Switches of the model's chat template.")
+    _effort_fields: tuple[str, ...] = PrivateAttr(("reasoning_effort",))
+
+    @property
+    def effort_fields(self) -> tuple[str, ...]:
+        """Where the request, perhaps of another protocol, says `reasoning_effort`."""
+        return self._effort_fields
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -733,11 +739,17 @@ class TranslatedRequest(EngineFields):
                 raise invalid(name, f"{text}; leave it out", code="unknown_parameter")
         return {name: value for name, value in kept.items() if name not in cls.unsupported}, ()
 
-    def as_chat(self, *, open_ended: bool = False, **fields: Any) -> ChatRequest:
-        """Make the chat request, with the fields that have the same name here and there."""
+    def as_chat(
+        self, *, effort_fields: tuple[str, ...], open_ended: bool = False, **fields: Any
+    ) -> ChatRequest:
+        """Make the chat request, with the fields that have the same name here and there.
+
+        `effort_fields` are the names of this request's fields that `reasoning_effort` was made of.
+        """
         shared = {name: getattr(self, name) for name in TranslatedRequest.model_fields}
         request = ChatRequest.model_validate(shared | fields)
         request._ignored, request._open_ended = self._ignored, open_ended
+        request._effort_fields = effort_fields
         return request
 
 

@@ -145,7 +145,9 @@ def test_structured_output_follows_its_schema(claude: anthropic.Anthropic):
     form = {"type": "json_schema", "schema": SCHEMA}
     message = asked(claude, output_config={"format": form, "effort": "low"})
     jsonschema.validate(json.loads(message.content[0].text), SCHEMA)
-    assert message.x_kakeya["ignored"] == ["reasoning_effort"]  # the model has no such switch
+    assert message.x_kakeya["ignored"] == ["output_config.effort"]  # the model has no such switch
+    message = asked(claude, thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=1)
+    assert message.x_kakeya["ignored"] == ["thinking"]
 
 
 def test_a_prefilled_answer_is_continued(claude: anthropic.Anthropic):

@@ -206,6 +206,11 @@ def test_fields_without_effect_are_listed(client: openai.OpenAI):
     assert set(reply.x_kakeya["ignored"]) == {"client_metadata", "colour", "prompt_cache_key"}
 
 
+def test_an_effort_without_a_switch_is_listed_as_the_request_has_it(client: openai.OpenAI):
+    reply = responded(client, reasoning={"effort": "max"}, max_output_tokens=1)
+    assert (reply.x_kakeya["ignored"], reply.reasoning.effort) == (["reasoning.effort"], "max")
+
+
 def test_fields_of_chats_that_ask_for_nothing_are_ignored(client: openai.OpenAI):
     body = {"stop": None, "n": 1, "presence_penalty": 0, "max_tokens": None, "logprobs": False}
     reply = responded(client, max_output_tokens=2, extra_body=body)
