@@ -217,7 +217,7 @@ class ResponsesRequest(schema.TranslatedRequest):
         kept["tools"], ignored = _functions_of(kept.get("tools"), kept.get("tool_choice"))
         text = kept.get("text")
         if isinstance(text, Mapping) and text.get("verbosity") not in (None, "medium"):
-            raise unsupported("verbosity", "text.verbosity")
+            raise schema.unsupported_value("text.verbosity", text["verbosity"], (None, "medium"))
         return kept, ignored
 
     @model_validator(mode="after")

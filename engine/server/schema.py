@@ -7,9 +7,9 @@ named in the answer (`x_kakeya.ignored`).
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -35,6 +35,7 @@ MOST_DECODED = 128  # choices of all prompts of a request, those that `best_of` 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MOST_IGNORED = 64  # names in an answer
 LONGEST_NAME = 100  # characters of one
+LONGEST_SHOWN = 100  # characters of a value in a message
 
 # status -> (OpenAI's type of the error, what it means here)
 ERRORS = {
@@ -191,25 +192,20 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "thinking": (None,),
     "reasoning": (None, {}),
 }
-DESCRIBED = {
-    "best_of": "best_of with this endpoint",
-    "echo": "echo with this endpoint",
-    "suffix": "insertion before a suffix",
-    "functions": "functions, replaced by tools,",
-    "function_call": "function_call, replaced by tool_choice,",
-    "modalities": "output other than text",
-    "web_search_options": "web search",
-    "n_predict": "n_predict, called max_tokens here,",
-    "num_predict": "num_predict, called max_tokens here,",
-    "sampling_seed": "sampling_seed, called seed here,",
-    "think": "think outside of chat_template_kwargs",
-    "max_new_tokens": "max_new_tokens, called max_tokens here,",
-    "repeat_penalty": "repeat_penalty, called repetition_penalty here,",
-    "regex": "regex, called guided_regex here,",
-    "json_schema": "json_schema outside of response_format",
-    "enable_thinking": "enable_thinking outside of chat_template_kwargs",
-    "thinking": "thinking outside of chat_template_kwargs",
-    "reasoning": "reasoning, called reasoning_effort here,",
+INSTEAD = {  # an unsupported field -> the one that asks for the same here
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "sampling_seed": "seed",
+    "repeat_penalty": "repetition_penalty",
+    "regex": "guided_regex",
+    "json_schema": "response_format",
+    "think": "chat_template_kwargs",
+    "enable_thinking": "chat_template_kwargs",
+    "thinking": "chat_template_kwargs",
+    "reasoning": "reasoning_effort",
 }
 # OpenAI's and Anthropic's fields without effect here, which `serve --strict` accepts too
 WITHOUT_EFFECT = {
@@ -231,6 +227,25 @@ UNSUPPORTED_PATHS = re.compile(
 )
 
 
+def unsupported_value(param: str, value: Any, neutral: Sequence[Any]) -> Refusal:
+    """Refuse a field's value, and say which values pass."""
+    passing = [each for index, each in enumerate(neutral) if each is not None and each not in neutral[:index]]
+    remedy = " or ".join(["leave it out", *(f"send {json.dumps(each)}" for each in passing)])
+    if param in INSTEAD:
+        remedy = f"{remedy}; {INSTEAD[param]} asks for it here"
+    refusal = unsupported(f"{param}: {shown(value)}", param)
+    return replace(refusal, message=f"{refusal}; {remedy}")
+
+
+def shown(value: Any) -> str:
+    """A request's value as JSON, for a message, which a long one shortens."""
+    try:
+        text = json.dumps(value, ensure_ascii=True, default=str)
+    except RecursionError:
+        text = "a value that is nested too deeply"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} …"
+
+
 def refuse_unsupported(fields: Any, known: Mapping[str, Any]) -> Any:
     """Return a request's fields without those that ask for nothing; raise Refusal for unsupported ones."""
     if not isinstance(fields, Mapping):
@@ -246,7 +261,7 @@ def refuse_unsupported(fields: Any, known: Mapping[str, Any]) -> Any:
         else:
             del kept[outer]
         if not any(value is each or (type(value) is type(each) and value == each) for each in neutral):
-            raise unsupported(DESCRIBED.get(name, name), name)
+            raise unsupported_value(name, value, neutral)
     if isinstance(messages := fields.get("messages"), list):
         kept["messages"] = [_supported_message(message, index) for index, message in enumerate(messages)]
     return kept
@@ -305,7 +320,7 @@ def _supported_message(message: Any, index: int) -> Any:
             raise unsupported("a call of a custom tool", f"messages.{index}.tool_calls.{place}")
     for name in ANSWER_FIELDS:
         if message.get(name):
-            raise unsupported(f"{name} in a message", f"messages.{index}.{name}")
+            raise unsupported_value(f"messages.{index}.{name}", message[name], (None,))
     kept = {name: value for name, value in message.items() if name not in ANSWER_FIELDS}
     if "reasoning" not in kept and "reasoning_content" in kept:  # as other servers call it
         kept["reasoning"] = kept.pop("reasoning_content")
@@ -376,6 +391,7 @@ Effort = Annotated[
     Text,
     Field(description=f"One of {', '.join(EFFORTS)}; without effect where the chat template has no switch."),
 ]
+TopK = Annotated[int, Field(ge=-1), AfterValidator(lambda most: max(most, 0))]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -511,7 +527,7 @@ class CompletionRequest(EngineFields):
     n: Annotated[int, Field(ge=1, le=MOST_DECODED)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Greedy by default.")
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: TopK | None = Field(None, description="All tokens for 0, and for -1, as vLLM says it.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopTexts = None
@@ -708,7 +724,7 @@ class TranslatedRequest(EngineFields):
     stream: bool | None = False
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Greedy by default.")
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: TopK | None = Field(None, description="All tokens for 0, and for -1, as vLLM says it.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
@@ -730,7 +746,7 @@ class TranslatedRequest(EngineFields):
         kept: dict[str, Any] = refuse_unsupported(fields, cls.model_fields)
         for name, neutral in cls.unsupported.items():
             if name in kept and not any(_same(kept[name], each) for each in neutral):
-                raise unsupported(name, name)
+                raise unsupported_value(name, kept[name], neutral)
         for name in ChatRequest.model_fields:
             if name in cls.model_fields or name in WITHOUT_EFFECT:
                 continue

@@ -182,6 +182,52 @@ def test_fields_that_would_change_the_output_are_refused_by_name(client: openai.
     assert asked(client, max_tokens=1, **body(**neutral)).x_kakeya["ignored"] == []
 
 
+LIMIT = "stop has 17 items, and at most 16 are taken"
+REMEDIES = [
+    (
+        {"verbosity": "low"},
+        501,
+        'verbosity: "low" is not supported by this server; leave it out or send "medium"',
+    ),
+    (body(moderation={"a": "b" * 200}), 501, 'moderation: {"a": "b'),
+    (body(num_predict=9), 501, "leave it out or send -1; max_tokens asks for it here"),
+    (
+        body(length_penalty=2),
+        501,
+        "length_penalty: 2 is not supported by this server; leave it out or send 1",
+    ),
+    ({"stop": list("abcdefghijklmnopq")}, 400, LIMIT),
+    ({"messages": []}, 400, "messages is empty; send a message or more"),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "says"), REMEDIES, ids=lambda value: str(value)[:40])
+def test_a_refusal_says_the_value_and_what_to_send(
+    client: openai.OpenAI, fields: Any, status: int, says: str
+):
+    with pytest.raises(openai.APIStatusError) as caught:
+        asked(client, **fields)
+    message = str(caught.value.body["message"])  # type: ignore[index]
+    assert (caught.value.status_code, says in message, len(message) < 250) == (status, True, True)
+
+
+def test_an_empty_prompt_or_input_says_what_is_missing(client: openai.OpenAI):
+    for ask in (
+        lambda: completed(client, prompt=[]),
+        lambda: client.responses.create(model="demo", input=[]),
+    ):
+        with pytest.raises(openai.BadRequestError, match="is empty; send a text"):
+            ask()
+
+
+def test_minus_one_is_no_limit_of_top_k(client: openai.OpenAI):
+    drawn = [asked(client, temperature=1, seed=3, **body(top_k=most)) for most in (-1, 0)]
+    assert drawn[0].choices[0].message.content == drawn[1].choices[0].message.content
+    with pytest.raises(openai.BadRequestError) as caught:
+        asked(client, **body(top_k=-2))
+    assert caught.value.param == "top_k"
+
+
 def test_text_completions_take_what_asks_for_nothing(client: openai.OpenAI):
     expected = completed(client, max_tokens=8).choices[0]
     fields = body(logprobs=False, echo=False, suffix="", best_of=1, stop=[""], n=None)
