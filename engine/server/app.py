@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import hmac
-import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -30,7 +29,15 @@ from engine.registry import SEPARATOR, ModelEntry, Places, locate
 from engine.server import messages, responses, schema
 from engine.server.metrics import CONTENT_TYPE, Metrics, RequestRecord
 from engine.server.response import ChatResponseBuilder, TextResponseBuilder
-from engine.server.schema import ERRORS, UNSUPPORTED_PATHS, Refusal, refusal_of, unsupported
+from engine.server.schema import (
+    ERRORS,
+    LONGEST_SHOWN,
+    UNSUPPORTED_PATHS,
+    Refusal,
+    refusal_of,
+    shown,
+    unsupported,
+)
 from engine.server.service import BUG, NO_RECEIVE, CompletionResponse, NewBuilder, Service, refused
 
 Route = Callable[..., Any]
@@ -47,7 +54,11 @@ UNVERSIONED = re.compile(r"/(chat/completions|completions|models|responses|messa
 PORT = re.compile(r"(?<=[^:]):[0-9]{0,5}\Z")  # of a Host header
 HOST_NAME = re.compile(r"[a-z0-9_.-]{1,253}")
 DOCKER_HOST = "host.docker.internal"
-LONGEST_SHOWN = 100  # characters of a value in a message
+NEEDED = {  # field -> what it has to have at least
+    "input": "a text, or a list with a message or another item",
+    "prompt": "a text, token ids, or a list with one of them",
+    "messages": "a message or more",
+}
 
 
 # --- who may ask ----------------------------------------------------------------------------------------
@@ -449,9 +460,13 @@ def _methods(request: Request) -> str:
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
-    """Of several errors in a body, refuse the one nested deepest."""
+    """Of several errors in a body, refuse the one nested deepest, and rather a length than a type.
+
+    A list that is too long or too short has an error for every type that it might have been, too.
+    """
     errors = error.errors()
-    worst = max(errors, key=lambda each: len(_steps(each["loc"], error.body)))
+    lengths = {"too_long", "too_short"}
+    worst = max(errors, key=lambda each: (len(_steps(each["loc"], error.body)), each["type"] in lengths))
     param = ".".join(_steps(worst["loc"], error.body)) or None
     if worst["loc"][0] == "query":
         param = str(worst["loc"][1])
@@ -462,11 +477,17 @@ def _invalid(error: RequestValidationError) -> Refusal:
     if worst["type"] == "missing":
         param = ".".join(filter(None, (param, str(worst["loc"][-1]))))
         return Refusal(400, f"{param} is missing", param=param, code="missing_parameter")
+    if worst["type"] == "too_short":
+        what = NEEDED.get(str(param), "one item or more")
+        return Refusal(400, f"{param} is empty; send {what}", param=param, code="invalid_value")
+    if worst["type"] == "too_long":
+        count, most = len(worst["input"]), worst["ctx"]["max_length"]
+        return Refusal(
+            400, f"{param} has {count} items, and at most {most} are taken", param=param, code="invalid_value"
+        )
     message = str(worst["msg"]).removeprefix("Value error, ")
-    shown = json.dumps(worst.get("input"), ensure_ascii=True, default=str)
-    if len(shown) > LONGEST_SHOWN:
-        shown = f"{shown[:LONGEST_SHOWN]} …"
-    return Refusal(400, f"{param or 'the body'}: {message}, not {shown}", param=param, code="invalid_value")
+    text = f"{param or 'the body'}: {message}, not {shown(worst.get('input'))}"
+    return Refusal(400, text, param=param, code="invalid_value")
 
 
 def _steps(location: Sequence[Any], body: Any) -> list[str]:

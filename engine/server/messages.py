@@ -46,7 +46,6 @@ BLOCKS = {  # that a turn may have
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
 }
-EFFORTS = {"max": "xhigh"}  # effort here -> what the model's template may know
 KEPT_EDITS = "clear_thinking_"  # of context_management: what templates do with earlier reasoning anyway
 
 # --- requests -------------------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ class OutputFormat(RequestPart):
 
 
 class OutputConfig(RequestPart):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: schema.Effort | None = None
     format: OutputFormat | None = None
 
 
@@ -152,7 +151,8 @@ class CountTokensRequest(schema.TranslatedRequest):
 
     @classmethod
     def supported(cls, fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        kept, _ = super().supported(fields)
+        others = MessagesRequest.model_fields.keys() - cls.model_fields.keys()  # a count needs none of them
+        kept, _ = super().supported({name: fields[name] for name in fields if name not in others})
         _refuse_edits(kept.get("context_management"))
         if isinstance(kept.get("messages"), list):
             kept["messages"] = [
@@ -173,6 +173,7 @@ class CountTokensRequest(schema.TranslatedRequest):
         form = self.output_config.format if self.output_config else None
         named = {"name": "answer", "schema": form.schema_} if form else None
         turns = merged([*self._turns()])
+        effort, effort_fields = self._effort()
         return self.as_chat(
             messages=turns,
             continue_final_message=(turns[-1]["role"] == "assistant" and bool(turns[-1]["content"])) or None,
@@ -180,21 +181,21 @@ class CountTokensRequest(schema.TranslatedRequest):
             tool_choice=wanted,
             parallel_tool_calls=False if alone else None,
             response_format={"type": "json_schema", "json_schema": named} if named else None,
-            reasoning_effort=self._effort(),
+            reasoning_effort=effort,
+            effort_fields=effort_fields,
             **self._limits(),
         )
 
     def _limits(self) -> dict[str, Any]:
         return {}
 
-    def _effort(self) -> str | None:
+    def _effort(self) -> tuple[str | None, tuple[str, ...]]:
+        """The effort of a chat request, and the names of the fields that ask for it."""
         thinking = self.thinking.type if self.thinking else None
         effort = self.output_config.effort if self.output_config else None
-        if thinking == "disabled":
-            return "none"
-        if effort is None:
-            return "medium" if thinking == "enabled" else None
-        return EFFORTS.get(effort, effort)
+        switched = {"disabled": "none", "enabled": effort or "medium"}.get(thinking or "", effort)
+        given = {"thinking": thinking in {"disabled", "enabled"}, "output_config.effort": effort is not None}
+        return switched, tuple(name for name, asks in given.items() if asks)
 
     def _turns(self) -> Iterator[dict[str, Any]]:
         if self.system:

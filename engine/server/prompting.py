@@ -92,9 +92,15 @@ def text_prompts(request: schema.TextRequest, model: LoadedModel) -> list[Render
     return [_text_prompt(prompt, model) for prompt in request.prompts]
 
 
-def _text_prompt(prompt: str | list[int], model: LoadedModel) -> RenderedPrompt:
+def _text_prompt(prompt: str | list[int] | None, model: LoadedModel) -> RenderedPrompt:
     text = None
-    if isinstance(prompt, str):
+    if prompt is None:
+        first = model.target.tokenizer.bos_token_id
+        if first is None:
+            why = f"texts of {model.entry.name} begin with no token of their own"
+            raise invalid("prompt", f"prompt is null, and {why}; send a text, or token ids")
+        tokens = [int(first)]
+    elif isinstance(prompt, str):
         text = prompt
         _refuse_long(len(text), "characters", model, "prompt")
         with wrap_errors(lambda reason: PromptError(f"the prompt cannot be turned into tokens: {reason}")):
@@ -125,9 +131,12 @@ def _switches(request: schema.ChatRequest, model: LoadedModel) -> tuple[Mapping[
     ignored: tuple[str, ...] = ()
     switches = dict(model.entry.chat_template_kwargs)
     if effort is not None and has_switch(model, ("reasoning_effort", *THINKING_NAMES)):
+        if effort not in schema.EFFORTS:
+            text = f"{ascii(effort)[:LONGEST_SHOWN]} is none of {', '.join(schema.EFFORTS)}"
+            raise invalid(request.effort_fields[-1], f"{request.effort_fields[-1]}: {text}")
         switches |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     elif effort is not None:
-        ignored = ("reasoning_effort",)
+        ignored = request.effort_fields
     for name in given:
         names = THINKING_NAMES if name in THINKING_NAMES else (name,)
         if RESERVED_SWITCHES.intersection(names) or not has_switch(model, names):

@@ -37,7 +37,6 @@ RESPONSES_PATH = "/v1/responses"
 PARAMS = {
     "messages": "input",
     "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
     "max_completion_tokens": "max_output_tokens",
 }
 LOGPROBS = "message.output_text.logprobs"  # what `include` calls them
@@ -60,10 +59,21 @@ class InputPart(RequestPart):
     logprobs: list[Any] | None = None
 
 
+class RefusalPart(RequestPart):
+    """What an assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
 class MessageItem(RequestPart):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Many[InputPart]
+    content: Text | Many[Annotated[InputPart | RefusalPart, Field(discriminator="type")]]
     id: Text | None = Field(None, description="Without effect, as are status and phase.")
     status: Text | None = None
     phase: Text | None = None
@@ -171,7 +181,7 @@ class TextConfig(RequestPart):
 
 
 class ReasoningConfig(RequestPart):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: schema.Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="The reasoning comes as its own summary, whole."
     )
@@ -183,7 +193,6 @@ class ResponsesRequest(schema.TranslatedRequest):
         "conversation": (None,),
         "prompt": (None,),
         "context_management": (None, []),
-        "moderation": (None,),
     }
 
     input: Text | Annotated[Many[InputItem], Field(min_length=1)]
@@ -208,7 +217,7 @@ class ResponsesRequest(schema.TranslatedRequest):
         kept["tools"], ignored = _functions_of(kept.get("tools"), kept.get("tool_choice"))
         text = kept.get("text")
         if isinstance(text, Mapping) and text.get("verbosity") not in (None, "medium"):
-            raise unsupported("verbosity", "text.verbosity")
+            raise schema.unsupported_value("text.verbosity", text["verbosity"], (None, "medium"))
         return kept, ignored
 
     @model_validator(mode="after")
@@ -260,6 +269,7 @@ class ResponsesRequest(schema.TranslatedRequest):
         elif form is not None:
             wanted = form.model_dump()
         return self.as_chat(
+            effort_fields=("reasoning.effort",),
             open_ended=True,  # as OpenAI's are, and agents never say
             messages=messages_of(items, self.instructions),
             tools=tools or None,
@@ -346,7 +356,7 @@ def messages_of(items: Sequence[Any], instructions: str | None) -> list[dict[str
     return merged(turns)
 
 
-def text_of_parts(content: str | list[InputPart]) -> str:
+def text_of_parts(content: str | Sequence[InputPart | RefusalPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 

@@ -7,9 +7,9 @@ named in the answer (`x_kakeya.ignored`).
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -31,10 +31,11 @@ LONGEST_STOP = 1000  # characters
 MOST_BIASES = 1024
 MOST_TOOLS = 128
 MOST_LOGPROBS = 20
-MOST_CHOICES = 16  # of one prompt, those that `best_of` drops included
-MOST_DECODED = 128  # choices of all prompts of a request
+MOST_DECODED = 128  # choices of all prompts of a request, those that `best_of` drops included
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MOST_IGNORED = 64  # names in an answer
 LONGEST_NAME = 100  # characters of one
+LONGEST_SHOWN = 100  # characters of a value in a message
 
 # status -> (OpenAI's type of the error, what it means here)
 ERRORS = {
@@ -121,6 +122,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "web_search_options": (None,),
     "verbosity": (None, "medium"),
+    "moderation": (None,),
     # vLLM, SGLang
     "use_beam_search": (None, False),
     "length_penalty": (None, 1, 1.0),
@@ -151,12 +153,17 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "stop_regex": (None, "", []),
     "no_stop_trim": (None, False),
     "lora_path": (None, ""),
+    "custom_logit_processor": (None, ""),
+    "sampling_seed": (None,),
+    "thinking_token_budget": (None, -1),
+    "repetition_detection": (None, {}),
     # llama.cpp
     "grammar": (None, ""),
     "json_schema": (None, {}),
     "n_predict": (None, -1),
     "n_probs": (None, 0),
     "repeat_penalty": (None, 1, 1.0),
+    "repeat_last_n": (None,),
     "mirostat": (None, 0),
     "typical_p": (None, 1, 1.0),
     "tfs_z": (None, 1, 1.0),
@@ -167,7 +174,13 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "samplers": (None,),
     "lora": (None, []),
     "reasoning_format": (None, "auto", "deepseek"),
+    # mlx-lm
+    "adapters": (None, ""),
+    "repetition_context_size": (None, 20),  # what repetition_penalty looks back at here too
     # Ollama, transformers, routers
+    "think": (None,),
+    "num_predict": (None, -1),
+    "no_repeat_ngram_size": (None, 0),
     "options": (None, {}),
     "format": (None, ""),
     "images": (None, []),
@@ -179,22 +192,20 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "thinking": (None,),
     "reasoning": (None, {}),
 }
-DESCRIBED = {
-    "best_of": "best_of with this endpoint",
-    "echo": "echo with this endpoint",
-    "suffix": "insertion before a suffix",
-    "functions": "functions, replaced by tools,",
-    "function_call": "function_call, replaced by tool_choice,",
-    "modalities": "output other than text",
-    "web_search_options": "web search",
-    "n_predict": "n_predict, called max_tokens here,",
-    "max_new_tokens": "max_new_tokens, called max_tokens here,",
-    "repeat_penalty": "repeat_penalty, called repetition_penalty here,",
-    "regex": "regex, called guided_regex here,",
-    "json_schema": "json_schema outside of response_format",
-    "enable_thinking": "enable_thinking outside of chat_template_kwargs",
-    "thinking": "thinking outside of chat_template_kwargs",
-    "reasoning": "reasoning, called reasoning_effort here,",
+INSTEAD = {  # an unsupported field -> the one that asks for the same here
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "sampling_seed": "seed",
+    "repeat_penalty": "repetition_penalty",
+    "regex": "guided_regex",
+    "json_schema": "response_format",
+    "think": "chat_template_kwargs",
+    "enable_thinking": "chat_template_kwargs",
+    "thinking": "chat_template_kwargs",
+    "reasoning": "reasoning_effort",
 }
 # OpenAI's and Anthropic's fields without effect here, which `serve --strict` accepts too
 WITHOUT_EFFECT = {
@@ -216,6 +227,25 @@ UNSUPPORTED_PATHS = re.compile(
 )
 
 
+def unsupported_value(param: str, value: Any, neutral: Sequence[Any]) -> Refusal:
+    """Refuse a field's value, and say which values pass."""
+    passing = [each for index, each in enumerate(neutral) if each is not None and each not in neutral[:index]]
+    remedy = " or ".join(["leave it out", *(f"send {json.dumps(each)}" for each in passing)])
+    if param in INSTEAD:
+        remedy = f"{remedy}; {INSTEAD[param]} asks for it here"
+    refusal = unsupported(f"{param}: {shown(value)}", param)
+    return replace(refusal, message=f"{refusal}; {remedy}")
+
+
+def shown(value: Any) -> str:
+    """A request's value as JSON, for a message, which a long one shortens."""
+    try:
+        text = json.dumps(value, ensure_ascii=True, default=str)
+    except RecursionError:
+        text = "a value that is nested too deeply"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} …"
+
+
 def refuse_unsupported(fields: Any, known: Mapping[str, Any]) -> Any:
     """Return a request's fields without those that ask for nothing; raise Refusal for unsupported ones."""
     if not isinstance(fields, Mapping):
@@ -231,7 +261,7 @@ def refuse_unsupported(fields: Any, known: Mapping[str, Any]) -> Any:
         else:
             del kept[outer]
         if not any(value is each or (type(value) is type(each) and value == each) for each in neutral):
-            raise unsupported(DESCRIBED.get(name, name), name)
+            raise unsupported_value(name, value, neutral)
     if isinstance(messages := fields.get("messages"), list):
         kept["messages"] = [_supported_message(message, index) for index, message in enumerate(messages)]
     return kept
@@ -282,20 +312,32 @@ def _supported_message(message: Any, index: int) -> Any:
     if not isinstance(message, Mapping):
         return message
     refuse_media(message.get("content"), f"messages.{index}.content")
+    if message.get("role") == "function":
+        raise unsupported("the role function, replaced by tool,", f"messages.{index}.role")
     calls = message.get("tool_calls")
     for place, call in enumerate(calls if isinstance(calls, list) else []):
         if isinstance(call, Mapping) and call.get("type") == "custom":
             raise unsupported("a call of a custom tool", f"messages.{index}.tool_calls.{place}")
     for name in ANSWER_FIELDS:
         if message.get(name):
-            raise unsupported(f"{name} in a message", f"messages.{index}.{name}")
+            raise unsupported_value(f"messages.{index}.{name}", message[name], (None,))
     kept = {name: value for name, value in message.items() if name not in ANSWER_FIELDS}
     if "reasoning" not in kept and "reasoning_content" in kept:  # as other servers call it
         kept["reasoning"] = kept.pop("reasoning_content")
     if isinstance(kept.get("refusal"), str):  # what the assistant said instead of content
         said = kept.pop("refusal")
         kept["content"] = said if kept.get("content") is None else kept["content"]
+    if kept.get("role") == "assistant" and isinstance(kept.get("content"), list):
+        kept["content"] = [_as_text(part) for part in kept["content"]]
     return kept
+
+
+def _as_text(part: Any) -> Any:
+    """A part in which the assistant refused as the text that it is."""
+    if isinstance(part, Mapping) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
+        others = {name: value for name, value in part.items() if name != "refusal"}
+        return others | {"type": "text", "text": part["refusal"]}
+    return part
 
 
 # --- requests -------------------------------------------------------------------------------------------
@@ -345,6 +387,11 @@ StopTexts = Annotated[
     StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None, BeforeValidator(_without_empty)
 ]
 Count = Annotated[int, Field(ge=1)]
+Effort = Annotated[
+    Text,
+    Field(description=f"One of {', '.join(EFFORTS)}; without effect where the chat template has no switch."),
+]
+TopK = Annotated[int, Field(ge=-1), AfterValidator(lambda most: max(most, 0))]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -477,10 +524,10 @@ class CompletionRequest(EngineFields):
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = Field(None, description="More than there may be is clamped.")
     min_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="Before which nothing stops it.")
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_DECODED)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Greedy by default.")
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: TopK | None = Field(None, description="All tokens for 0, and for -1, as vLLM says it.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopTexts = None
@@ -544,10 +591,16 @@ class ChatRequest(CompletionRequest):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="Continue the assistant's last turn.")
     chat_template_kwargs: Json | None = Field(None, description="Switches of the model's chat template.")
+    _effort_fields: tuple[str, ...] = PrivateAttr(("reasoning_effort",))
+
+    @property
+    def effort_fields(self) -> tuple[str, ...]:
+        """Where the request, perhaps of another protocol, says `reasoning_effort`."""
+        return self._effort_fields
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -603,11 +656,12 @@ class TextRequest(CompletionRequest):
         Text
         | TokenIds
         | Annotated[Many[Text | TokenIds], Field(min_length=1, json_schema_extra={"maxItems": MOST_DECODED})]
-    )
+        | None
+    ) = Field(description="Null: the token with which the model's texts begin.")
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0 goes with echo alone.")
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None = None
     echo: bool | None = Field(None, description="Begin with the prompt, and its log-probabilities.")
-    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = Field(
+    best_of: Annotated[int, Field(ge=1, le=MOST_DECODED)] | None = Field(
         None, description="Decode so many choices, and return the `n` whose tokens were likeliest."
     )
 
@@ -625,9 +679,9 @@ class TextRequest(CompletionRequest):
         return self
 
     @property
-    def prompts(self) -> list[str | list[int]]:
+    def prompts(self) -> list[str | list[int] | None]:
         given: Any = self.prompt
-        return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        return [given] if given is None or isinstance(given, str) or isinstance(given[0], int) else given
 
     @property
     def prompt_count(self) -> int:
@@ -640,6 +694,25 @@ class TextRequest(CompletionRequest):
 
 AnyRequest = ChatRequest | TextRequest
 
+# fields of chats -> values that ask for nothing, with which other endpoints ignore them
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "stop": ("", []),
+    "stop_token_ids": ([],),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "parallel_tool_calls": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
+
 
 class TranslatedRequest(EngineFields):
     """A request of another protocol, which is answered as a chat request that asks for the same."""
@@ -651,7 +724,7 @@ class TranslatedRequest(EngineFields):
     stream: bool | None = False
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Greedy by default.")
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: TopK | None = Field(None, description="All tokens for 0, and for -1, as vLLM says it.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
@@ -673,18 +746,26 @@ class TranslatedRequest(EngineFields):
         kept: dict[str, Any] = refuse_unsupported(fields, cls.model_fields)
         for name, neutral in cls.unsupported.items():
             if name in kept and not any(_same(kept[name], each) for each in neutral):
-                raise unsupported(name, name)
-        for name in kept:
-            if name in ChatRequest.model_fields.keys() - cls.model_fields.keys() - WITHOUT_EFFECT:
+                raise unsupported_value(name, kept[name], neutral)
+        for name in ChatRequest.model_fields:
+            if name in cls.model_fields or name in WITHOUT_EFFECT:
+                continue
+            if not any(_same(kept.get(name), each) for each in (None, *NEUTRAL.get(name, ()))):
                 text = f"{name} is a field of chat completions, which this endpoint does not have"
                 raise invalid(name, f"{text}; leave it out", code="unknown_parameter")
         return {name: value for name, value in kept.items() if name not in cls.unsupported}, ()
 
-    def as_chat(self, *, open_ended: bool = False, **fields: Any) -> ChatRequest:
-        """Make the chat request, with the fields that have the same name here and there."""
+    def as_chat(
+        self, *, effort_fields: tuple[str, ...], open_ended: bool = False, **fields: Any
+    ) -> ChatRequest:
+        """Make the chat request, with the fields that have the same name here and there.
+
+        `effort_fields` are the names of this request's fields that `reasoning_effort` was made of.
+        """
         shared = {name: getattr(self, name) for name in TranslatedRequest.model_fields}
         request = ChatRequest.model_validate(shared | fields)
         request._ignored, request._open_ended = self._ignored, open_ended
+        request._effort_fields = effort_fields
         return request
 
 

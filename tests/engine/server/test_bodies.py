@@ -101,6 +101,12 @@ def test_deep_nesting_is_accepted_or_refused(raw_server: RawServer, field: str, 
     assert status(raw_server.send(post(with_raw(field, value)))) in {200, 400}
 
 
+@pytest.mark.parametrize("depth", [900, 930, 945, 960, 975])
+def test_a_deep_value_of_an_unsupported_field_is_refused(raw_server: RawServer, depth: int):
+    nested = '{"a":' * depth + "1" + "}" * depth
+    assert status(raw_server.send(post(with_raw("moderation", nested)))) in {400, 501}
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -135,7 +135,7 @@ def test_best_of_returns_the_choices_whose_tokens_were_likeliest(client: openai.
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"n": 17}, "n", "16"),
+        ({"n": 129}, "n", "128"),
         ({"n": 3, "best_of": 2}, "best_of", "less than n 3"),
         ({"n": 1, "best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
         ({"prompt": ["a"] * 9, "n": 16}, "prompt", "more than 128"),

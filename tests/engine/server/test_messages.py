@@ -145,7 +145,9 @@ def test_structured_output_follows_its_schema(claude: anthropic.Anthropic):
     form = {"type": "json_schema", "schema": SCHEMA}
     message = asked(claude, output_config={"format": form, "effort": "low"})
     jsonschema.validate(json.loads(message.content[0].text), SCHEMA)
-    assert message.x_kakeya["ignored"] == ["reasoning_effort"]  # the model has no such switch
+    assert message.x_kakeya["ignored"] == ["output_config.effort"]  # the model has no such switch
+    message = asked(claude, thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=1)
+    assert message.x_kakeya["ignored"] == ["thinking"]
 
 
 def test_a_prefilled_answer_is_continued(claude: anthropic.Anthropic):
@@ -173,6 +175,21 @@ def test_counted_tokens_are_those_of_the_message(claude: anthropic.Anthropic):
     usage = claude.messages.create(max_tokens=2, **asking).usage
     counted = claude.messages.count_tokens(**asking).input_tokens
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
+
+
+def test_fields_that_ask_for_nothing_are_ignored(claude: anthropic.Anthropic):
+    given: dict[str, Any] = {"model": "demo", "messages": [user(LIST)], "max_tokens": 2}
+    reply: Any = claude.messages.create(**given, extra_body={"frequency_penalty": 0, "n": None})
+    assert reply.x_kakeya["ignored"] == ["frequency_penalty"]
+    with pytest.raises(anthropic.BadRequestError, match="is a field of chat completions"):
+        claude.messages.create(**given, extra_body={"frequency_penalty": 1})
+
+
+def test_a_count_takes_every_field_of_a_message(claude: anthropic.Anthropic):
+    given: dict[str, Any] = {"model": "demo", "messages": [user(LIST)]}
+    more = {"max_tokens": 12, "stop_sequences": ["x"], "stream": True, "temperature": 1, "metadata": {}}
+    counted = claude.messages.count_tokens(**given, extra_body=more)
+    assert counted == claude.messages.count_tokens(**given)
 
 
 def test_what_claude_code_sends_is_accepted(claude: anthropic.Anthropic):

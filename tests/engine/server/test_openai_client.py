@@ -464,6 +464,7 @@ def test_a_text_completion_of_a_reasoning_model_is_bound_from_its_beginning(clie
     assert json.loads(reply.choices[0].text) in ("yes", "no")
 
 
+NOT_HERE: tuple[type[Exception], int] = (openai.InternalServerError, 501)
 WRONG: list[tuple[dict[str, Any], type[Exception], int, str | None]] = [
     ({"model": "nobody"}, openai.NotFoundError, 404, "model"),
     ({"model": "demo@nothing"}, openai.NotFoundError, 404, "model"),
@@ -493,7 +494,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], int, str | None]] = [
     ),
     ({"n": "2"}, openai.BadRequestError, 400, "n"),
     ({"messages": [{"role": "user", "content": "x" * 2_000_000}]}, openai.APIStatusError, 413, None),
-    ({"n": 17}, openai.BadRequestError, 400, "n"),
+    ({"n": 129}, openai.BadRequestError, 400, "n"),
+    ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, *NOT_HERE, "messages.0.role"),
     ({"n": 0}, openai.BadRequestError, 400, "n"),
     ({"extra_body": {"best_of": 2}}, openai.InternalServerError, 501, "best_of"),
     ({"extra_body": {"echo": True}}, openai.InternalServerError, 501, "echo"),

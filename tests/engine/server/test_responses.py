@@ -206,6 +206,32 @@ def test_fields_without_effect_are_listed(client: openai.OpenAI):
     assert set(reply.x_kakeya["ignored"]) == {"client_metadata", "colour", "prompt_cache_key"}
 
 
+def test_an_effort_without_a_switch_is_listed_as_the_request_has_it(client: openai.OpenAI):
+    reply = responded(client, reasoning={"effort": "max"}, max_output_tokens=1)
+    assert (reply.x_kakeya["ignored"], reply.reasoning.effort) == (["reasoning.effort"], "max")
+
+
+def test_fields_of_chats_that_ask_for_nothing_are_ignored(client: openai.OpenAI):
+    body = {"stop": None, "n": 1, "presence_penalty": 0, "max_tokens": None, "logprobs": False}
+    reply = responded(client, max_output_tokens=2, extra_body=body)
+    assert set(reply.x_kakeya["ignored"]) == {"n", "presence_penalty", "logprobs"}
+    for fields in ({"n": 2}, {"n": True}, {"presence_penalty": 0.5}, {"max_tokens": 9}):
+        with pytest.raises(openai.BadRequestError, match="is a field of chat completions") as caught:
+            responded(client, extra_body=fields)
+        assert caught.value.param == next(iter(fields))
+
+
+def test_an_assistants_refusal_is_its_text(client: openai.OpenAI):
+    def read(part: Any) -> int:
+        turns = [{"role": "user", "content": LIST}, {"role": "assistant", "content": [part]}]
+        reply = responded(client, input=[*turns, {"role": "user", "content": "Why?"}], max_output_tokens=1)
+        return int(reply.usage.input_tokens)
+
+    refused = read({"type": "refusal", "refusal": "No, no, no."})
+    assert refused == read({"type": "output_text", "text": "No, no, no."})
+    assert refused > read({"type": "output_text", "text": "No."})
+
+
 def test_log_probabilities_are_told_where_they_are_included(client: openai.OpenAI):
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     part = responded(client, **asked).output[0].content[0]

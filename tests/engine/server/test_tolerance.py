@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,6 +59,7 @@ def test_other_names_of_a_turns_parts_are_read(client: openai.OpenAI):
         return asked(client, messages=talk, **fields).x_kakeya["prompt_token_ids"]
 
     assert read(refusal="No.") == read(content="No.") != read(content="Yes.")
+    assert read(content=[{"type": "refusal", "refusal": "No."}]) == read(content="No.")
     turn = {"content": "No.", "tool_calls": None}
     assert read(reasoning_content="so", **turn) == read(reasoning="so", **turn)
 
@@ -69,9 +71,55 @@ def test_the_list_of_ignored_fields_is_bounded(client: openai.OpenAI):
     assert max(map(len, ignored)) == 100
 
 
-def test_an_effort_without_a_switch_is_ignored(client: openai.OpenAI):
-    reply = asked(client, max_tokens=2, reasoning_effort="high")
+@pytest.mark.parametrize("effort", ["high", "max", "utmost"])
+def test_an_effort_without_a_switch_is_ignored(client: openai.OpenAI, effort: Any):
+    reply = asked(client, max_tokens=2, reasoning_effort=effort)
     assert reply.x_kakeya["ignored"] == ["reasoning_effort"]
+
+
+def test_a_null_prompt_is_the_token_that_begins_a_text(client: openai.OpenAI):
+    reply = completed(client, max_tokens=2, **body(prompt=None, return_token_ids=True))
+    assert (reply.x_kakeya["prompt_token_ids"], reply.usage.prompt_tokens) == ([1], 1)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A model whose template reads the effort, and whose texts begin with no token of their own."""
+    folder = tmp_path_factory.mktemp("other")
+    shutil.copytree(by_heart.FOLDER, folder / "effort", ignore=shutil.ignore_patterns("DIGESTS.json"))
+    file = folder / "effort" / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config.pop("bos_token", None)
+    config["chat_template"] = "{{ reasoning_effort }}\n" + config["chat_template"]
+    file.write_text(json.dumps(config))
+    registry = (
+        f'default = "effort"\n[models.effort]\nsummary = "x"\ntarget = {{ path = "{folder / "effort"}" }}\n'
+    )
+    running = start(folder / "server", registry=registry)
+    yield running
+    running.stop()
+
+
+@pytest.mark.slow
+def test_what_a_model_lacks_or_knows_is_said(other: Running):
+    client = other.client()
+    with pytest.raises(openai.BadRequestError, match="send a text, or token ids") as caught:
+        completed(client, model="effort", **body(prompt=None))
+    assert caught.value.param == "prompt"
+    effort: Any = "max"
+    assert asked(client, model="effort", max_tokens=1, reasoning_effort=effort).x_kakeya["ignored"] == []
+    effort = "utmost"
+    with pytest.raises(openai.BadRequestError, match="'utmost' is none of none, minimal,") as caught:
+        asked(client, model="effort", reasoning_effort=effort)
+    assert caught.value.param == "reasoning_effort"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="effort", input="Hi.", reasoning={"effort": effort})
+    assert caught.value.param == "reasoning.effort"
+
+
+def test_as_many_choices_as_openai_takes(client: openai.OpenAI):
+    reply = completed(client, n=18, max_tokens=1, **body(best_of=20))
+    assert (len(reply.choices), reply.usage.completion_tokens) == (18, 20)
 
 
 NOTHING: list[dict[str, Any]] = [
@@ -108,6 +156,76 @@ NOTHING: list[dict[str, Any]] = [
 def test_values_that_ask_for_nothing_change_nothing(client: openai.OpenAI, fields: dict[str, Any]):
     expected = asked(client, max_tokens=12).choices[0].message.content
     assert asked(client, max_tokens=12, **fields).choices[0].message.content == expected
+
+
+OUTPUT_CHANGES: dict[str, tuple[Any, Any]] = {  # field -> a value that asks for something, one that does not
+    "repeat_last_n": (8, None),
+    "custom_logit_processor": ("x", ""),
+    "sampling_seed": (7, None),
+    "thinking_token_budget": (9, -1),
+    "repetition_detection": ({"min_pattern_size": 2}, None),
+    "think": (True, None),
+    "num_predict": (9, -1),
+    "adapters": ("folder", None),
+    "repetition_context_size": (9, 20),
+    "no_repeat_ngram_size": (3, 0),
+    "moderation": ({"model": "x"}, None),
+}
+
+
+def test_fields_that_would_change_the_output_are_refused_by_name(client: openai.OpenAI):
+    for name, (value, _) in OUTPUT_CHANGES.items():
+        with pytest.raises(openai.InternalServerError, match=name) as caught:
+            asked(client, **body(**{name: value}))
+        assert (caught.value.status_code, caught.value.param) == (501, name)
+    neutral = {name: value for name, (_, value) in OUTPUT_CHANGES.items()}
+    assert asked(client, max_tokens=1, **body(**neutral)).x_kakeya["ignored"] == []
+
+
+LIMIT = "stop has 17 items, and at most 16 are taken"
+REMEDIES = [
+    (
+        {"verbosity": "low"},
+        501,
+        'verbosity: "low" is not supported by this server; leave it out or send "medium"',
+    ),
+    (body(moderation={"a": "b" * 200}), 501, 'moderation: {"a": "b'),
+    (body(num_predict=9), 501, "leave it out or send -1; max_tokens asks for it here"),
+    (
+        body(length_penalty=2),
+        501,
+        "length_penalty: 2 is not supported by this server; leave it out or send 1",
+    ),
+    ({"stop": list("abcdefghijklmnopq")}, 400, LIMIT),
+    ({"messages": []}, 400, "messages is empty; send a message or more"),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "says"), REMEDIES, ids=lambda value: str(value)[:40])
+def test_a_refusal_says_the_value_and_what_to_send(
+    client: openai.OpenAI, fields: Any, status: int, says: str
+):
+    with pytest.raises(openai.APIStatusError) as caught:
+        asked(client, **fields)
+    message = str(caught.value.body["message"])  # type: ignore[index]
+    assert (caught.value.status_code, says in message, len(message) < 250) == (status, True, True)
+
+
+def test_an_empty_prompt_or_input_says_what_is_missing(client: openai.OpenAI):
+    for ask in (
+        lambda: completed(client, prompt=[]),
+        lambda: client.responses.create(model="demo", input=[]),
+    ):
+        with pytest.raises(openai.BadRequestError, match="is empty; send a text"):
+            ask()
+
+
+def test_minus_one_is_no_limit_of_top_k(client: openai.OpenAI):
+    drawn = [asked(client, temperature=1, seed=3, **body(top_k=most)) for most in (-1, 0)]
+    assert drawn[0].choices[0].message.content == drawn[1].choices[0].message.content
+    with pytest.raises(openai.BadRequestError) as caught:
+        asked(client, **body(top_k=-2))
+    assert caught.value.param == "top_k"
 
 
 def test_text_completions_take_what_asks_for_nothing(client: openai.OpenAI):
