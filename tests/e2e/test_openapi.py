@@ -20,7 +20,7 @@ from tests.fixtures.repo import BIN
 
 pytestmark = pytest.mark.e2e
 
-EXAMPLES = os.environ.get("KAKEYA_FUZZ_EXAMPLES", "20")
+EXAMPLES = os.environ.get("KAKEYA_FUZZ_EXAMPLES", "8")
 SEED = os.environ.get("KAKEYA_FUZZ_SEED", "1")
 STORED = re.compile(r"(?<=^/v1/responses)/resp_.*")
 ANSWERED = (  # the log has the paths with their version
