@@ -250,7 +250,6 @@ class BatchDecoder:
         if chosen is not self._draft_length:
             self._draft_length = chosen
             chosen.start()
-        chosen.interrupt()  # a round costs more the more sequences it has
 
     # --- rounds ------------------------------------------------------------------------------------------
 

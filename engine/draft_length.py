@@ -72,9 +72,6 @@ class DraftLength:
     def start(self) -> None:
         """Begin a sequence."""
 
-    def interrupt(self) -> None:
-        """Compare the next rounds with none before: something else has changed what they cost."""
-
     def choose(self, remaining: int) -> int:
         """Length of the next block, 1 to ``remaining``; 1 means a plain step, or look-ups at most."""
         return min(self.largest, remaining)
@@ -184,10 +181,6 @@ class AdaptiveDraftLength(DraftLength):
         self._plain_run = 0  # plain steps since the last block
         self._probing = False
         self._backlog = 0  # tokens that the drafter would read first
-
-    def interrupt(self) -> None:
-        """See `DraftLength.interrupt`."""
-        self._block, self._rounds, self._before = 0, 0, (0, 0.0)
 
     def choose(self, remaining: int) -> int:
         """The best length, one to be measured, or now and then a short one to see whether blocks pay."""
