@@ -141,12 +141,15 @@ class _Launched:
     tokens: mx.array  # of each sequence, int32 [S]
     packed: list[mx.array] | None  # the same with records, int32 [1 + …] each; None: there are none
     states: mx.array | None  # [S, 1, K·hidden]
+    errors: dict[int, Exception] = field(default_factory=dict)  # of sequences' processors, by row
 
     def of(self, left: list[int]) -> "_Launched":
         """Those of some sequences."""
         chosen = mx.array(left)
         states = self.states if self.states is None else self.states[chosen]
-        return _Launched(self.tokens[chosen], self.packed and [self.packed[index] for index in left], states)
+        errors = {row: self.errors[index] for row, index in enumerate(left) if index in self.errors}
+        packed = self.packed and [self.packed[index] for index in left]
+        return _Launched(self.tokens[chosen], packed, states, errors)
 
     def read(self) -> list[list[int]]:
         """Wait for the numbers of each sequence, its token first."""
@@ -379,10 +382,9 @@ class BatchDecoder:
 
     def _plain(self, transaction: BatchTransaction, *, ahead: bool) -> Steps:
         """A plain step; with ``ahead`` the next, if it is plain too, is launched before tokens are read."""
-        started, errors = perf_counter(), dict[int, Exception]()
-        launched = self._ahead
+        started, launched = perf_counter(), self._ahead
         if launched is None:
-            launched, errors = self._launch(transaction, self._bonuses())
+            launched = self._launch(transaction, self._bonuses())
             self._settled = False
         if not self._settled:
             self._settle(launched)
@@ -393,13 +395,13 @@ class BatchDecoder:
         processed = any(row.selector.processors for row in rows)  # these wait for each token
         pipelined = ahead and most > 0 and plain and not (self._has_lookup or fixed or processed)
         if pipelined:
-            self._ahead, _ = self._launch(transaction, launched.tokens[:, None], 1)
+            self._ahead = self._launch(transaction, launched.tokens[:, None], 1)
             self._settled = False
         values = launched.read()
         record = Round(1, 0, 0.0, perf_counter() - started)
         steps = list[tuple[SequenceDecoder, Step | Exception]]()
         for index, (row, (token, *numbers)) in enumerate(zip(rows, values, strict=True)):
-            if (error := errors.get(index)) is not None:
+            if (error := launched.errors.get(index)) is not None:
                 row.finish = "error"
                 steps.append((row, error))
                 continue
@@ -431,16 +433,14 @@ class BatchDecoder:
         """The last token of each sequence, [S, 1]."""
         return mx.array([[row.bonus] for row in self.rows], mx.int32)
 
-    def _launch(
-        self, transaction: BatchTransaction, tokens: mx.array, ahead: int = 0
-    ) -> tuple[_Launched, dict[int, Exception]]:
+    def _launch(self, transaction: BatchTransaction, tokens: mx.array, ahead: int = 0) -> _Launched:
         """Start a plain forward over [S, 1], ``ahead`` of tokens that are not noted yet."""
         logits, states = self._forward(transaction, tokens)
         selectors = [row.selector for row in self.rows]
         chosen, errors = likeliest(logits[:, -1]), dict[int, Exception]()  # [S]
         if all(selector.is_plain for selector in selectors):
             launch(chosen, states)
-            return _Launched(chosen, None, states), errors
+            return _Launched(chosen, None, states)
         if any(selector.processors for selector in selectors):
             launch(logits, states)
         following, packed = [], []
@@ -455,7 +455,7 @@ class BatchDecoder:
             following.append(token)
             packed.append(record)
         launch(packed, states)
-        return _Launched(mx.concatenate(following), packed, states), errors
+        return _Launched(mx.concatenate(following), packed, states, errors)
 
     def _forward(self, transaction: BatchTransaction, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
         """Open a transaction and run [S, N] tokens forward: logits [S, N, V], states [S, N, K·hidden]."""

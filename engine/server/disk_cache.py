@@ -115,7 +115,7 @@ class DiskCache:
             _check_digest(entry.path, document)
             snapshot = filled(empty, entry.tokens, unpack(document))
             os.utime(entry.path)  # the order in which a later process removes files
-        except Exception as error:  # whatever the file holds, a request only computes its prompt again
+        except (OSError, ValueError) as error:  # a damaged file only means that the prompt is computed again
             self._remove(entry, str(error))
             return None
         self._entries.remove(entry)

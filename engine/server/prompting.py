@@ -237,8 +237,8 @@ def _call_rules(request: schema.ChatRequest, model: LoadedModel) -> tuple[str, l
     rules = []
     for index, tool in enumerate(_callable(request)):
         head = _dump(f'{{"name": {_dump(tool.function.name)}, "arguments": ')
-        taken = NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters or ANY_OBJECT
-        rules.append(f'one_{index}: {head} %json {_styled(taken)} "}}"')
+        wanted = NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters or ANY_OBJECT
+        rules.append(f'one_{index}: {head} %json {_styled(wanted)} "}}"')
     one = not request.parallel_tool_calls or isinstance(request.tool_choice, schema.ChosenTool)
     several = "call" if one else "call+"
     names = " | ".join(f"one_{index}" for index in range(len(rules)))

@@ -225,7 +225,7 @@ class ResponsesRequest(schema.TranslatedRequest):
         names = [_called(tool.name, space) for space, tool in self._spaced()]
         if len(names) > MOST_TOOLS or any(len(name) > LONGEST_NAME for name in names):
             text = f"there are {len(names)} functions, or a name with its namespace is too long"
-            raise invalid("tools", f"{text}; at most {MOST_TOOLS} of {LONGEST_NAME} characters are taken")
+            raise invalid("tools", f"{text}; at most {MOST_TOOLS} of {LONGEST_NAME} characters are accepted")
         return self
 
     @property
@@ -304,7 +304,7 @@ def _refuse_items(items: Any) -> None:
 def _functions_of(tools: Any, choice: Any) -> tuple[Any, tuple[str, ...]]:
     """Leave out tools of OpenAI's own; raise Refusal where the answer would need one.
 
-    Agents list them beside their functions. A model that may choose may leave them, and it does.
+    Agents list them next to their functions. A model that may choose may leave them, and it does.
     """
     if not isinstance(tools, list):
         return tools, ()

@@ -417,6 +417,8 @@ class Scheduler:
                 if error is None:
                     decoder.keep()
             except Exception as own:
+                if error is not None:  # the one that the client is told
+                    logger.exception("a request that failed cannot leave its batch")
                 error = error or own
             model.close(decoder)
         if error is None:

@@ -182,7 +182,7 @@ def test_fields_that_would_change_the_output_are_refused_by_name(client: openai.
     assert asked(client, max_tokens=1, **body(**neutral)).x_kakeya["ignored"] == []
 
 
-LIMIT = "stop has 17 items, and at most 16 are taken"
+LIMIT = "stop has 17 items, and at most 16 are accepted"
 REMEDIES = [
     (
         {"verbosity": "low"},
