@@ -146,15 +146,16 @@ class AdaptiveDraftLength(DraftLength):
         *,
         forwards: Callable[[int], int] = lambda _: 1,
         most_drafts: int | None = None,
+        margin: float = 1.0,
     ) -> None:
-        """Choose among blocks up to twice ``block_size``.
+        """Choose among blocks up to twice ``block_size`` that promise ``margin`` times what plain steps make.
 
         See `Drafter` for ``most_drafts``, and its `draft_forwards` for ``forwards``.
         """
         self.blocks = tuple(sorted({b for b in (*others, block_size) if 2 <= b <= 2 * block_size}))
         super().__init__(max(self.blocks, default=1))
         self._most = self.largest if most_drafts is None else most_drafts + 1  # of the network's blocks
-        self._own, self._forwards = block_size, forwards
+        self._own, self._forwards, self._margin = block_size, forwards, margin
         self._lengths = {1: _Length(0)} | {b: _Length(-1) for b in self.blocks}
         self._verify_costs: dict[int, float] = {}  # as believed at present
         self._all = [(0.0, 0.0)] * (self.largest - 1)  # confirmations and trials of each draft, all sequences
@@ -167,10 +168,10 @@ class AdaptiveDraftLength(DraftLength):
         self.start()
 
     @classmethod
-    def of(cls, drafter: Drafter) -> "AdaptiveDraftLength":
+    def of(cls, drafter: Drafter, margin: float = 1.0) -> "AdaptiveDraftLength":
         """For a drafter as it describes itself."""
         forwards = drafter.twin().draft_forwards  # a method keeps its drafter, and that its caches
-        return cls(drafter.block_size, forwards=forwards, most_drafts=drafter.most_drafts)
+        return cls(drafter.block_size, forwards=forwards, most_drafts=drafter.most_drafts, margin=margin)
 
     def start(self) -> None:
         """Begin a sequence; costs and the chances of all sequences are kept."""
@@ -190,7 +191,7 @@ class AdaptiveDraftLength(DraftLength):
         if not self._measured(1):
             return 1
         block, best = 1, self._best(remaining)
-        if self._gain(self._rate(best), remaining) > 0:
+        if self._gain(self._rate(best) / self._margin, remaining) > 0:
             overdue = self._overdue(best, self._rate, min(remaining, self._most))
             block = best if self._backlog > CAUGHT_UP else overdue
         elif self.exploring and self._probe_due(remaining):
@@ -238,7 +239,7 @@ class AdaptiveDraftLength(DraftLength):
         longest = min(max(map(len, reached)), self._longest())
         fitting = [b for b in self.blocks if b <= longest and self._may_ask(b)]
         best = max(fitting, key=rate, default=1)
-        if rate(best) <= sequences * max(self._rate(block), self._rate(1)):
+        if rate(best) <= sequences * max(self._rate(block), self._margin * self._rate(1)):
             return 1
         return self._overdue(best, rate, longest)
 

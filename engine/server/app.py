@@ -483,7 +483,10 @@ def _invalid(error: RequestValidationError) -> Refusal:
     if worst["type"] == "too_long":
         count, most = len(worst["input"]), worst["ctx"]["max_length"]
         return Refusal(
-            400, f"{param} has {count} items, and at most {most} are accepted", param=param, code="invalid_value"
+            400,
+            f"{param} has {count} items, and at most {most} are accepted",
+            param=param,
+            code="invalid_value",
         )
     message = str(worst["msg"]).removeprefix("Value error, ")
     text = f"{param or 'the body'}: {message}, not {shown(worst.get('input'))}"

@@ -38,6 +38,9 @@ from evidence_format.model import Model
 logger = logging.getLogger(__name__)
 LOOKUP = "prompt-lookup"
 MOST_PARALLEL = 32  # requests at once, where memory allows more; mlx-lm's server has the same bound
+# times plain decoding that a block must promise in a batch: a network reads the prompt of each sequence that
+# joins before it drafts, and that is no cost of a round
+BATCH_MARGIN = 1.2
 REMEMBERED = 256  # policies whose draft lengths are kept, and those of batches
 REQUESTS_SHARE = 0.75  # of the memory that the weights leave; the rest is the prompt cache's
 
@@ -249,7 +252,7 @@ class LoadedModel:
         if key not in self._batch_draft_lengths:
             _bound(self._batch_draft_lengths)
             longest = max(drafters.values(), key=lambda drafter: drafter.draft_forwards(1))
-            self._batch_draft_lengths[key] = AdaptiveDraftLength.of(longest)
+            self._batch_draft_lengths[key] = AdaptiveDraftLength.of(longest, margin=BATCH_MARGIN)
         return self._batch_draft_lengths[key]
 
 
