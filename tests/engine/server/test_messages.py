@@ -55,7 +55,7 @@ def test_a_message_has_text_usage_and_how_it_came_about(claude: anthropic.Anthro
 
 
 def test_a_stream_has_the_events_of_anthropics(claude: anthropic.Anthropic):
-    whole, events = asked(claude), list(asked(claude, stream=True))
+    whole, events = asked(claude), list(asked(claude, stream=True, block=4))
     kinds = [event.type for event in events]
     deltas = [event.delta.text for event in events if event.type == "content_block_delta"]
     assert kinds[:2] == ["message_start", "content_block_start"]
