@@ -6,6 +6,7 @@ mlx is loaded: this module imports mlx inside its functions alone. macOS has Met
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 import shutil
@@ -31,6 +32,11 @@ FAST_LIBRARIES = (
     "libmkl_rt.so", "libblis.so.4", "libblis.so.3",
 )  # fmt: skip
 FAST_MARKS = ("openblas", "mkl", "blis", "armpl")
+CORE = "OPENBLAS_CORETYPE"
+# OpenBLAS takes an x86 processor that is newer than it for this one, whose kernels are 4 times as slow
+UNKNOWN_CORE = b"Prescott"
+# OpenBLAS' names of kernels, best first, with the processor's flags that each needs
+CORES = {"SkylakeX": {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}, "Haswell": {"avx2", "fma"}}
 NARROW = 512  # columns
 # Bytes of address space that stacks of threads, arenas of malloc and a BLAS take besides arrays: without them
 # a run under a limit hangs or crashes. Measured on Linux: 0.7 GiB was too little, 0.9 enough.
@@ -99,6 +105,7 @@ def load_fast_blas() -> Blas:
         return Blas("reference", False, "mlx was imported before a fast BLAS could be loaded")
     for soname in FAST_LIBRARIES:
         try:
+            _name_core(soname)
             ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
@@ -106,6 +113,29 @@ def load_fast_blas() -> Blas:
             _limit_threads(available_cpus())
             return Blas(soname, True, "loaded before mlx")
     return Blas("reference", False, f"no fast BLAS found; {INSTALL_HINT}")
+
+
+def _name_core(soname: str) -> None:
+    """Tell an OpenBLAS that does not know the processor which kernels it can run, before it is loaded."""
+    flags = _cpu_flags()
+    known = next((name for name, needed in CORES.items() if needed <= flags), None)
+    if known is None or CORE in os.environ:
+        return
+    library = ctypes.CDLL(soname)
+    core = getattr(library, "openblas_get_corename", None)
+    if core is not None:
+        core.restype = ctypes.c_char_p
+        if core() == UNKNOWN_CORE:
+            os.environ[CORE] = known
+    _ctypes.dlclose(library._handle)  # or the next one to load it would get it as it is
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
 def threads() -> int | None:

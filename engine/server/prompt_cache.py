@@ -162,7 +162,8 @@ class PromptCache:
         others = [entry.snapshot.tokens for entry in self._of(key)]
         others += [tuple(each.prompt) for each in self._prefills if each.key == key]
         parting = max((common_length(each, prompt[:-1]) for each in others), default=0)
-        stops = {stop for stop in (stable, parting if parting - done >= SHARED else 0) if stop > done}
+        wanted = (stable, parting if parting - done >= SHARED else 0) if self._most else ()
+        stops = {stop for stop in wanted if stop > done}
         prefill = Prefill(key, prompt, stops, done)
         self._prefills.append(prefill)
         try:

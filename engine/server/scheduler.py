@@ -7,7 +7,7 @@ are granted in order: where too many models are loaded, all wait.
 
 import gc
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -93,6 +93,7 @@ class DecodeJob:
     request: DecodeRequest
     lease: ModelLease
     deliver: Callable[[Event], None]
+    choice_of: object = field(default_factory=object)  # the client's request: its other choices have the same
     submitted: float = field(default_factory=perf_counter)
     cancelled: Flag = field(default_factory=Flag)
 
@@ -181,13 +182,18 @@ class Scheduler:
         self._calls.put(partial(self._release, lease))
 
     def submit(
-        self, lease: ModelLease, request: DecodeRequest, deliver: Callable[[Event], None]
+        self,
+        lease: ModelLease,
+        request: DecodeRequest,
+        deliver: Callable[[Event], None],
+        choice_of: object | None = None,
     ) -> DecodeJob:
         """Queue a request; the thread releases its granted lease when it has ended, and delivers its events.
 
-        Unless the job is cancelled, the last is DecodeFinished or DecodeFailed.
+        Unless the job is cancelled, the last is DecodeFinished or DecodeFailed. Of requests that wait, those
+        go first that have the fewest choices decoded already.
         """
-        job = DecodeJob(request, lease, deliver)
+        job = DecodeJob(request, lease, deliver, choice_of or object())
         self._call(partial(self._waiting.append, job))
         return job
 
@@ -272,11 +278,12 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self._waiting:
-            job = self._waiting[0]
+            decoded = Counter(each.job.choice_of for each in self._active)
+            job = min(self._waiting, key=lambda job: decoded[job.choice_of])  # of several the first
             most = self._limits.parallel or job.lease.granted.result().parallel
             if len(self._active) >= most:
                 return
-            self._waiting.popleft()
+            self._waiting.remove(job)
             if job.cancelled.is_set():
                 self._release(job.lease)
                 continue

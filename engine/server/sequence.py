@@ -207,9 +207,8 @@ class RequestDecoder:
                 if prefill.done in prefill.stops:
                     cache.add(key, session.snapshot())
                 self.left = total - prefill.done
-                if (
-                    prefill.done < total - 1
-                ):  # else the first token is launched, too, before others have a turn
+                # else the first token is launched, too, before others have a turn
+                if prefill.done < total - 1:
                     yield PrefillProgress(prefill.done, total)
                     wait([each.state for each in session.caches])
         options = request.options(self._target)

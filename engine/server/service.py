@@ -166,7 +166,7 @@ class Service:
                 record.prompt_tokens = answer.usage().prompt_tokens
                 for choice, (lease, builder) in enumerate(zip(leases, builders, strict=True)):
                     deliver = partial(events.put, choice=choice)
-                    jobs.append(self.scheduler.submit(lease, builder.decoded, deliver))
+                    jobs.append(self.scheduler.submit(lease, builder.decoded, deliver, choice_of=leases[0]))
                 yield answer, events
             finally:
                 for lease in leases[len(jobs) :]:

@@ -22,7 +22,7 @@ a = mx.random.normal((512, 512)); mx.eval(a @ a)
 best = 9e9
 for _ in range(5):
     t = time.perf_counter(); mx.eval(a @ a); best = min(best, time.perf_counter() - t)
-print(json.dumps(vars(chosen) | {"rate": 2 * 512**3 / best / 1e9}))
+print(json.dumps(chosen._asdict() | {"rate": 2 * 512**3 / best / 1e9}))
 """
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="macOS multiplies with Accelerate or Metal")
@@ -52,6 +52,22 @@ def test_what_is_called_fast_multiplies_several_times_as_fast_as_the_reference()
         assert any(mark in found["name"] for mark in device.FAST_MARKS)
     else:  # nothing installed: the report says how to mend it
         assert device.INSTALL_HINT in found["how"]
+
+
+@linux
+def test_a_processor_newer_than_openblas_is_not_taken_for_an_old_one():
+    script = (
+        "import ctypes, os; from engine import device; blas = device.load_fast_blas();"
+        "core = getattr(ctypes.CDLL(None), 'openblas_get_corename', lambda: b'');"
+        "core.restype = ctypes.c_char_p; print(core().decode(), os.environ.get(device.CORE))"
+    )
+    core, named = child(script).stdout.split()
+    able = any(needed <= device._cpu_flags() for needed in device.CORES.values())
+    assert not (able and core == device.UNKNOWN_CORE.decode())
+    assert named in {"None", core}
+    if able:  # somebody's own choice stands
+        chosen = device.UNKNOWN_CORE.decode()
+        assert child(script, **{device.CORE: chosen}).stdout.split() == [chosen, chosen]
 
 
 @linux

@@ -151,7 +151,8 @@ def test_a_cache_of_nothing_keeps_nothing_and_makes_no_one_wait():
     kept = PromptCache(0, None, 60)
     kept.add(OURS, taken("llama", 40))
     assert len(kept) == 0
-    with kept.prefill(OURS, TEXT, 350, 0):
+    with kept.prefill(OURS, TEXT, 350, 0) as prefill:
+        assert not prefill.stops  # each is a forward of its own
         assert not kept.coming(OURS, TEXT)
 
 

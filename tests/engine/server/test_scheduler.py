@@ -73,14 +73,19 @@ class Bench:
         return load
 
     def submit(
-        self, prompt: list[int], count: int = 20, heard: Heard | None = None, **work: Any
+        self,
+        prompt: list[int],
+        count: int = 20,
+        heard: Heard | None = None,
+        choice_of: object | None = None,
+        **work: Any,
     ) -> tuple[DecodeJob, Heard]:
         """Ask for a text that does not end by itself."""
         heard = heard or Heard()
         asked = DecodeRequest(prompt, len(prompt) - 1, count, **({"channel": NATIVE, "bias": ENDLESS} | work))
         lease = self.scheduler.lease(ENTRIES["one"])
         lease.granted.result(30)
-        return self.scheduler.submit(lease, asked, heard.events.append), heard
+        return self.scheduler.submit(lease, asked, heard.events.append, choice_of), heard
 
     def ended(self, heard: Heard) -> DecodeFinished:
         wait(heard.over)
@@ -131,6 +136,17 @@ def test_requests_take_turns_and_do_not_affect_each_other(bench: Bench):
     assert [heard.tokens for heard in heards] == alone
     changes = sum(one != other for one, other in pairwise(order))
     assert changes > 2 * len(prompts)  # not one after the other
+
+
+def test_a_request_of_many_choices_leaves_room_for_another(bench: Bench):
+    order: list[int] = []
+    heards = [
+        bench.submit([first, *PROMPT], 40, Heard(Noting(first, order)), choice_of="many")[1]
+        for first in range(9)
+    ]
+    heards.append(bench.submit([9, *PROMPT], 1, Heard(Noting(9, order)), choice_of="other")[1])
+    wait(lambda: all(heard.over() for heard in heards))
+    assert list(dict.fromkeys(order)).index(9) in {3, 4}  # behind those that were begun, not behind all
 
 
 class Noting(list[Event]):
