@@ -383,6 +383,7 @@ class BatchDecoder:
     def _plain(self, transaction: BatchTransaction, *, ahead: bool) -> Steps:
         """A plain step; with ``ahead`` the next, if it is plain too, is launched before tokens are read."""
         started, launched = perf_counter(), self._ahead
+        timed = self._timed and launched is not None  # else two launches are in its seconds
         if launched is None:
             launched = self._launch(transaction, self._bonuses())
             self._settled = False
@@ -412,7 +413,7 @@ class BatchDecoder:
             transaction.abort()
             self._ahead = None
         if self._ahead is not None:
-            self._draft_length.record(1, 0, record.verify_s if self._timed else 0.0)
+            self._draft_length.record(1, 0, record.verify_s if timed else 0.0)
             asks = [ask for row in going for ask in row.asks(row.bonus)]
             if self._silent and asks:
                 drafts = self._draft_length.drafts(asks, self._draft_length.largest)

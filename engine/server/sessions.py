@@ -40,7 +40,7 @@ LOOKUP = "prompt-lookup"
 MOST_PARALLEL = 32  # requests at once, where memory allows more; mlx-lm's server has the same bound
 # times plain decoding that a block must promise in a batch: a network reads the prompt of each sequence that
 # joins before it drafts, and that is no cost of a round
-BATCH_MARGIN = 1.2
+BATCH_MARGIN = 1.1
 REMEMBERED = 256  # policies whose draft lengths are kept, and those of batches
 REQUESTS_SHARE = 0.75  # of the memory that the weights leave; the rest is the prompt cache's
 

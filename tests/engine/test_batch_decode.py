@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -61,6 +62,21 @@ def test_blocks_and_plain_steps_in_turn_change_nothing(family: str):
     blocks = [each.step.round.block for steps in found for each in steps if each.step.round]
     assert blocks.count(1) > 4
     assert max(blocks) > 2
+
+
+def test_a_plain_step_tells_its_cost_where_it_was_launched_during_the_one_before():
+    class Noting(tiny.Alternating):
+        told: ClassVar[list[float]] = []
+
+        def record(self, block: int, accepted: Any, seconds: float, *_: object, **__: object) -> None:
+            self.told.append(seconds)
+
+    requests = [Request(prompt_of(length), 6) for length in LENGTHS]
+    run("llama", SCRIPTED, Noting(1, (1,)), requests)
+    first, *others = Noting.told
+    assert first == 0.0  # in its time two forwards were launched
+    assert len(others) > 1
+    assert min(others) > 0.0
 
 
 @pytest.mark.sampled(0, 1)

@@ -88,7 +88,7 @@ class Alternating(DraftLength):
     def record(
         self, block: int, accepted: int | Sequence[int], seconds: float, *_: object, **__: object
     ) -> None:
-        assert seconds > 0
+        assert seconds > 0 or (block == 1 and seconds == 0)  # one that was not launched ahead tells no cost
         assert all(0 <= each < block for each in ([accepted] if isinstance(accepted, int) else accepted))
 
 
