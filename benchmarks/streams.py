@@ -135,12 +135,15 @@ async def load(
 
 
 async def behind(server: Server, bodies: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Seconds of a short answer alone, and while six long ones are decoded."""
+    """Seconds of a short answer alone, and while six long ones to the longest prompts are on their way."""
     short = {"messages": [{"role": "user", "content": "Name the third word of: table, window, river."}]}
     alone = min([(await ask(server, short, SHORT_TOKENS)).total_s for _ in range(3)])
-    long = [asyncio.create_task(ask(server, body, LONG_TOKENS)) for body in bodies[:6]]
+    longest = sorted(bodies, key=lambda body: -len(json.dumps(body)))[:6]
+    long = [asyncio.create_task(ask(server, body, LONG_TOKENS)) for body in longest]
     await asyncio.sleep(0.3)
     crowded = (await ask(server, short, SHORT_TOKENS)).total_s
+    if ended := sum(task.done() for task in long):
+        raise SystemExit(f"{ended} of six long answers of {server.name} ended before the short one")
     await asyncio.gather(*long)
     return alone, crowded
 

@@ -67,7 +67,9 @@ def _mib(_context: click.Context, parameter: click.Parameter, mib: float | None)
 )
 @flag("--check", "Check the registry's models that are on this machine, and exit.")
 def command(**values: Any) -> None:
-    """Serve OpenAI's chat and text completions, decoded speculatively, under http://HOST:PORT/v1.
+    """Serve OpenAI's completions, chats and Responses, and Anthropic's Messages, under http://HOST:PORT/v1.
+
+    They are decoded together, and speculatively.
 
     Without --api-key-file, KAKEYA_API_KEY is the key; without either, only this machine may send requests.
 
@@ -85,7 +87,7 @@ def command(**values: Any) -> None:
     metrics_keys = _keys_of("--metrics-key-file", values["metrics_key_file"])
 
     prepare()
-    from engine.registry import Places, PolicyRange, locate
+    from engine.registry import Places, PolicyRange, is_here, locate
     from engine.server.scheduler import SchedulerLimits
     from engine.server.serve import ServerSettings, check_registry, serve
     from engine.server.service import RequestLimits
@@ -113,10 +115,13 @@ def command(**values: Any) -> None:
 
     def ready(host: str, port: int) -> None:
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-        others = len(registry.entries) - 1
-        served = f"{registry.default} and {others} more models" if others else registry.default
+        places = Places.of_machine()
+        here = replace(registry, entries=tuple(each for each in registry.entries if is_here(each, places)))
+        others = len(here.entries) - 1
+        more = f"{others} more model{'s' if others > 1 else ''}"
+        served = f"{registry.default} and {more}" if others > 0 else registry.default
         click.echo(f"kakeya_engine: serving {served} under {url}", err=True)
-        click.echo(json.dumps({"url": url, "port": port, "models": registry.ids()}))
+        click.echo(json.dumps({"url": url, "port": port, "models": here.ids()}))
 
     serve(registry, serving, ready)
 

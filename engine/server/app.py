@@ -124,17 +124,17 @@ class AccessGuard:
 
     def _check(self, record: RequestRecord, headers: Headers) -> None:
         rules, path = self._rules, record.path
-        if "content-length" in headers and "transfer-encoding" in headers:
-            # a proxy in front may have read another one of them, and another end of the body
-            text = "send Content-Length or Transfer-Encoding, not both"
-            raise Refusal(400, text, code="ambiguous_length", headers={"connection": "close"})
+        if (ambiguous := _ambiguous_length(headers)) is not None:
+            raise ambiguous
         # so that a web page whose name was bound to this address reaches nothing; Starlette's own says 400
         host = PORT.sub("", headers.get("host", "")).lower()
         if rules.hosts and host not in rules.hosts and not _is_loopback(host):
             raise Refusal(421, _wrong_host(host), code="wrong_host")
         origin = headers.get("origin")
         if origin is not None and not {origin, "*"} & set(rules.origins):
-            message = f"web pages of {origin!r} may not ask; --allow-origin lets them"
+            message = (
+                f"web pages of {origin!r} may not ask; to let them, start the server with --allow-origin"
+            )
             raise Refusal(403, message, code="origin_not_allowed")
         given = _given_key(headers)
         overseer = path == "/metrics" and _is_among(given, rules.metrics_keys)
@@ -166,6 +166,24 @@ class AccessGuard:
             text = f"the body has more than {most} bytes, the most this server takes"
             raise Refusal(413, text, code="too_large")
         return bytes(body)
+
+
+def _ambiguous_length(headers: Headers) -> Refusal | None:
+    """The refusal of a body whose end a proxy in front may have seen elsewhere than this server does."""
+    if "content-length" not in headers or "transfer-encoding" not in headers:
+        return None
+    text = "send Content-Length or Transfer-Encoding, not both"
+    return Refusal(400, text, code="ambiguous_length", headers={"connection": "close"})
+
+
+class Origins(CORSMiddleware):
+    """Answers what browsers ask before they send a key; no guard is in front of it."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        ambiguous = _ambiguous_length(request_headers)
+        if ambiguous is not None:
+            return refused(ambiguous, "/")
+        return super().preflight_response(request_headers)
 
 
 def _given_key(headers: Headers) -> bytes:
@@ -241,7 +259,7 @@ def new_app(service: Service, metrics: Metrics, rules: AccessRules, *, log_conte
     """Make the application with its guard; `log_content` writes prompts and answers to the log."""
     app: ASGIApp = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
     if rules.origins:  # outermost, because a browser asks before it sends a key
-        app = CORSMiddleware(app, rules.origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"])
+        app = Origins(app, rules.origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"])
     return app
 
 

@@ -15,7 +15,6 @@ import hashlib
 import logging
 import os
 import re
-import sys
 from array import array
 from bisect import bisect_left
 from collections import deque
@@ -140,7 +139,7 @@ class DiskCache:
             "format": "kakeya-prompt-cache",
             "version": VERSION,
             "key": key,
-            "tokens": base64.b64encode(_little(array("i", tokens)).tobytes()).decode(),
+            "tokens": base64.b64encode(array("i", tokens).tobytes()).decode(),
             "back": str(back),
         }
         try:
@@ -276,14 +275,7 @@ def _entry(path: Path, key: str) -> DiskEntry:
     tokens = array("i")
     tokens.frombytes(base64.b64decode(metadata["tokens"]))
     status = path.stat()
-    return DiskEntry(path, key, _little(tokens), int(metadata["back"]), status.st_size, status.st_mtime)
-
-
-def _little(tokens: "array[int]") -> "array[int]":
-    """Between this machine's order of bytes and the file's."""
-    if sys.byteorder != "little":
-        tokens.byteswap()
-    return tokens
+    return DiskEntry(path, key, tokens, int(metadata["back"]), status.st_size, status.st_mtime)
 
 
 def _furthest(snapshot: SessionSnapshot) -> int:

@@ -13,7 +13,14 @@ from functools import partial
 from time import perf_counter
 from typing import Any, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -128,6 +135,7 @@ class Metrics:
     """
 
     def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they would be gauges, which a key among others is not to see
         self._all, self._own = Counters(), defaultdict[str, Counters](Counters)
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("requests_active", "Requests that are decoded", lambda: stats().active),

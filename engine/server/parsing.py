@@ -113,6 +113,7 @@ class OutputParser:
         self._part, self._call, self._calls = state, "", 0
         self._json = _JsonCall() if has_json_calls(tokenizer) else None
         self._most_calls = most_calls
+        self._said = False  # whether there is content
 
     def add(self, tokens: Sequence[int]) -> ParsedText:
         parsed = self._parse(self.stream.add(tokens))
@@ -127,8 +128,8 @@ class OutputParser:
         """
         parsed = self._parse(self.stream.finish())
         self._machine, rest, part = _MACHINE.flush(self._machine)
-        if cut and self._tools and len(rest) > 1 and self._mark.startswith(rest):
-            rest = ""  # the mark of a call, cut off
+        if cut and self._tools and (len(rest) > 1 or not self._said) and self._mark.startswith(rest):
+            rest = ""  # the mark of a call, cut off; behind other text one character may be the text's
         self._add_segment(part, rest, parsed)
         if self._call:
             self._end_call(parsed, cut=cut, marked=False)
@@ -152,6 +153,7 @@ class OutputParser:
             if self._json is not None and self._may_call:
                 self._pass_on(self._json, parsed)
         else:
+            self._said = self._said or bool(text.strip())
             parsed.add(Piece("content", text))
 
     @property
@@ -207,11 +209,14 @@ class OutputParser:
         """The tool that the beginning of a call names, and what follows the name, where that is no JSON."""
         quote = "" if self._json is None else '"'
         names = [str(tool["function"]["name"]) for tool in self._tools]
-        places = [(at, -len(name), name) for name in names if (at := text.find(f"{quote}{name}{quote}")) >= 0]
-        if not places:
+        found = [re.search(rf"{quote}({re.escape(name)}){quote}(?![\w.-])", text) for name in names]
+        first = min(filter(None, found), key=lambda match: (match.start(), -match.end()), default=None)
+        if first is None:
             return None
-        at, _, name = min(places)
-        return name, text[at + len(name) :] if self._json is None else ""
+        name, rest = first[1], text[first.end() :]
+        if not rest and not quote and any(other.startswith(name) for other in names if other != name):
+            return None  # it may be the beginning of the other's
+        return name, "" if quote else rest
 
 
 class _JsonCall:

@@ -30,6 +30,7 @@ LONGEST_SHOWN = 80  # characters of a name in a message
 ANY_OBJECT = {"type": "object"}
 BINDING: Any = {"function": {"strict"}}  # of a tool: says how a call is bound, and describes nothing
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+NAMES_NONE = {"type", "properties", "required", "title", "description", "$schema"}  # keys that allow no more
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def _call_rules(request: schema.ChatRequest, model: LoadedModel) -> tuple[str, l
     rules = []
     for index, tool in enumerate(_callable(request)):
         head = _dump(f'{{"name": {_dump(tool.function.name)}, "arguments": ')
-        wanted = NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters or ANY_OBJECT
+        wanted = _arguments(tool.function.parameters or {})
         rules.append(f'one_{index}: {head} %json {_styled(wanted)} "}}"')
     one = not request.parallel_tool_calls or isinstance(request.tool_choice, schema.ChosenTool)
     several = "call" if one else "call+"
@@ -246,6 +247,13 @@ def _call_rules(request: schema.ChatRequest, model: LoadedModel) -> tuple[str, l
     end = _mark(tokenizer.tool_call_end, tokenizer.tool_call_end_tokens)
     call = f'call: {begin} "\\n" ({names}) "\\n" {end}'
     return several, [call, *rules]
+
+
+def _arguments(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call's arguments: a tool that names no properties takes none."""
+    named = parameters.get("properties") or parameters.get("required")
+    empty = "properties" in parameters and not named and parameters.keys() <= NAMES_NONE
+    return NO_ARGUMENTS if empty or not parameters else parameters
 
 
 def _after_reasoning(body: str, model: LoadedModel, prompt: RenderedPrompt) -> str:

@@ -170,13 +170,17 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "top_n_sigma": (None, -1, -1.0),
     "dynatemp_range": (None, 0, 0.0),
     "xtc_probability": (None, 0, 0.0),
+    "t_max_predict_ms": (None, -1, 0),
     "dry_multiplier": (None, 0, 0.0),
     "samplers": (None,),
     "lora": (None, []),
     "reasoning_format": (None, "auto", "deepseek"),
     # mlx-lm
     "adapters": (None, ""),
-    "repetition_context_size": (None, 20),  # what repetition_penalty looks back at here too
+    # what the penalties look back at here too
+    **dict.fromkeys(
+        ("repetition_context_size", "presence_context_size", "frequency_context_size"), (None, 20)
+    ),
     # Ollama, transformers, routers
     "think": (None,),
     "num_predict": (None, -1),
@@ -658,7 +662,9 @@ class TextRequest(CompletionRequest):
         | Annotated[Many[Text | TokenIds], Field(min_length=1, json_schema_extra={"maxItems": MOST_DECODED})]
         | None
     ) = Field(description="Null: the token with which the model's texts begin.")
-    max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0 goes with echo alone.")
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="0: the prompt alone is computed."
+    )
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None = None
     echo: bool | None = Field(None, description="Begin with the prompt, and its log-probabilities.")
     best_of: Annotated[int, Field(ge=1, le=MOST_DECODED)] | None = Field(
@@ -667,8 +673,6 @@ class TextRequest(CompletionRequest):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.max_tokens == 0 and not self.echo:
-            raise invalid("max_tokens", "max_tokens 0 goes with echo: true alone")
         if self.decoded_choices < self.kept_choices:
             raise invalid("best_of", f"best_of {self.best_of} is less than n {self.kept_choices}")
         if self.stream and self.decoded_choices > self.kept_choices:

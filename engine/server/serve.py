@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -142,6 +143,8 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, grace_s: float) -> None:
         super().__init__(config)
         self.service, self._grace_s = service, grace_s
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it serves
+        self._signals = 0
         self.on_start: Callable[[], None] = lambda: None
 
     @contextmanager
@@ -157,7 +160,15 @@ class HttpServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal's handler
+        """Begin the shutdown; a second signal fails the requests that still run, a third drops them."""
+        self._signals += 1
+        if self._signals == 2 and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._abandon)
+        self.should_exit, self.force_exit = True, self._signals > 2
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             self.on_start()

@@ -138,8 +138,8 @@ class Service:
             entry, resolved = self.registry.resolve(request.model or self.registry.default, channel)
         if self.closing:
             raise Refusal(503, "the server is shutting down", code="shutting_down")
-        if self.admitted >= self.scheduler.parallel + self.limits.queue:
-            text = f"{self.admitted} requests are served or wait, as many as may; try again later"
+        if self.admitted >= (most := self.scheduler.parallel + self.limits.queue):
+            text = f"as many requests are served or wait as may, {most}; try again later"
             raise Refusal(429, text, code="queue_full", headers={"retry-after": str(RETRY_S)})
         record.model, record.channel = entry.name, resolved.name
         self.admitted += 1

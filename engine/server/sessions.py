@@ -164,7 +164,7 @@ class LoadedModel:
         if request.drafter == "none":
             return "the request asked for no drafter"
         if self.drafter(request.drafter) is None:
-            return "this model has no drafter"
+            return "this model is served without a drafter"
         return "the request asked for a block of 1" if request.block == 1 else None
 
     def key(self, request: DecodeRequest) -> CacheKey:

@@ -1,4 +1,4 @@
-"""The stored results of the real clients, the table in docs/server.md, and the program that stores them."""
+"""The stored results of the real clients and the program that stores them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tests.clients import CLIENTS, FEATURES, HERE, RESULTS, Client
 from tests.clients.__main__ import GIVEN
 
 ROWS: list[dict[str, Any]] = json.loads(RESULTS.read_bytes())
-PAGE = HERE.parents[1] / "docs" / "server.md"
 
 
 @pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
@@ -28,17 +27,6 @@ def test_nothing_that_is_stored_failed():
     assert told
     assert all(each is True or isinstance(each, str) for each in told)
     assert {name for row in ROWS for name in row["features"]} <= set(FEATURES)
-
-
-def test_the_table_says_what_was_stored():
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    for row in ROWS:
-        beginning = f"| {row['client']} | {row['version']} | {row['protocol']} |"
-        (line,) = [line for line in lines if line.startswith(beginning)]
-        cells = [cell.strip() for cell in line.removeprefix(beginning).split("|")[:-1]]
-        for name, cell in zip(FEATURES, cells, strict=True):
-            told = row["features"].get(name, "")
-            assert cell == ("yes" if told is True else told and f"no: {told}"), (row["client"], name)
 
 
 def test_the_versions_of_npm_are_those_of_its_lock_file():

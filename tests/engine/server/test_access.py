@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from engine.server.app import AccessGuard, AccessRules, BoundedProtocol, Message, Send
+from engine.server.app import AccessGuard, AccessRules, BoundedProtocol, Message, Origins, Send
 from engine.server.metrics import Metrics
 from engine.server.scheduler import SchedulerStats
 from engine.server.serve import ServerSettings, _listening
@@ -252,6 +252,26 @@ def test_connections_without_a_head_time_out(raw_server: RawServer, monkeypatch:
         connection.sendall(whole[:20])  # the next head begins and does not end
         while connection.recv(1000):
             continue
+
+
+def test_what_a_browser_asks_first_has_one_length_too():
+    async def asked(*extra: tuple[bytes, bytes]) -> int:
+        sent: list[Message] = []
+
+        async def note(message: Message) -> None:
+            sent.append(message)
+
+        first = [(b"origin", b"https://a.b"), (b"access-control-request-method", b"POST")]
+        scope = {"type": "http", "method": "OPTIONS", "path": "/", "headers": [*first, *extra]}
+        await Origins(served_nowhere, ["https://a.b"], allow_methods=["POST"])(scope, served_nowhere, note)
+        return int(sent[0]["status"])
+
+    both = (b"content-length", b"2"), (b"transfer-encoding", b"chunked")
+    assert [asyncio.run(asked(*both[:count])) for count in (0, 1, 2)] == [200, 200, 400]
+
+
+async def served_nowhere(*_: object) -> None:
+    raise AssertionError("nothing goes on from here")
 
 
 def test_allowed_origins_may_ask():

@@ -266,10 +266,13 @@ def test_a_call_with_arguments_that_are_no_json_can_be_sent_back(client: openai.
 
 
 def test_a_demanded_call_of_a_tool_without_parameters_has_no_arguments(client: openai.OpenAI):
-    tools = [{"type": "function", "function": {"name": "now", "description": "Tells the time."}}]
-    for choice in ("required", {"type": "function", "function": {"name": "now"}}):
-        call = asked(client, tools=tools, tool_choice=choice).choices[0].message.tool_calls[0].function
-        assert (call.name, json.loads(call.arguments)) == ("now", {})
+    now = {"name": "now", "description": "Tells the time."}
+    named = {"type": "function", "function": {"name": "now"}}
+    for parameters in (None, {}, {"type": "object", "properties": {}, "required": [], "title": "Now"}):
+        tools = [{"type": "function", "function": now | {"parameters": parameters}}]
+        for choice in ("required", named) if parameters is None else ("required",):
+            call = asked(client, tools=tools, tool_choice=choice).choices[0].message.tool_calls[0].function
+            assert (call.name, json.loads(call.arguments)) == ("now", {})
 
 
 @pytest.mark.slow

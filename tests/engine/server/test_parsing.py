@@ -77,6 +77,7 @@ def test_a_call_that_was_cut_short_is_no_call_unless_it_is_whole(tokenizer: Any)
         ('<tool_call>{"name": "wea', []),
         ("<tool_call>", []),
         ("<tool_cal", []),
+        ("<", []),
     ],
 )
 def test_a_call_that_was_cut_off_is_a_call_once_its_tool_is_known(tokenizer: Any, text: str, calls: Any):
@@ -97,6 +98,13 @@ def test_of_other_families_a_call_comes_whole_or_with_the_text_there_is():
     ((name, text, complete),) = calls_in(found)
     assert (name, complete, found.content) == ("weather", False, "")
     assert text.endswith("<parameter=city>\nOs")
+    longer = {"type": "function", "function": {"name": "weather_at"}}
+    for text in ("<function=weath", "<function=weather", "<function=weather_a"):  # either of the two
+        found = said(tokenizer, f"<tool_call>\n{text}", cut=True, tools=[by_heart.WEATHER, longer])
+        assert calls_in(found) == []
+    text = "<tool_call>\n<function=weather_at>\n<param"
+    found = said(tokenizer, text, cut=True, tools=[by_heart.WEATHER, longer])
+    assert [name for name, *_ in calls_in(found)] == ["weather_at"]
 
 
 def test_arguments_are_passed_on_as_they_are_written(tokenizer: Any):

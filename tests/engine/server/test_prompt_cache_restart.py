@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ target = {{ path = "{folder}" }}
 drafter = "prompt-lookup"
 """
 OTHER = "another-key-of-the-tests-9876543210"
+OVERSEER = "the-metrics-key-of-the-tests-1234567"
 
 
 def asked(running: Running, prompt: list[int], key: str = KEY, **fields: Any) -> Any:
@@ -44,9 +46,9 @@ def asked(running: Running, prompt: list[int], key: str = KEY, **fields: Any) ->
     return told["token_ids"], told["cached_tokens"], told["cached_from"]
 
 
-def metric(running: Running, name: str) -> float:
+def metric(running: Running, name: str, key: str = KEY) -> float:
     url = running.url.removesuffix("/v1") + "/metrics"
-    text = requests.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=30).text
+    text = requests.get(url, headers={"authorization": f"Bearer {key}"}, timeout=30).text
     found = re.search(rf"^kakeya_{re.escape(name)} (\S+)$", text, re.MULTILINE)
     assert found, name
     return float(found[1])
@@ -68,19 +70,22 @@ def tiny_model(folder: Path, family: str) -> Path:
 
 @pytest.mark.parametrize("model", [*TINY_FAMILIES, "demo", "demo@rotated4", "demo@sink-window-256"])
 def test_a_prompt_of_a_killed_server_comes_from_disk_with_the_same_answer(tmp_path: Path, model: str):
-    folder, keys = tmp_path / "kept", tmp_path / "keys"
+    folder, keys, overseer = tmp_path / "kept", tmp_path / "keys", tmp_path / "overseer"
     keys.write_text(f"{KEY}\n{OTHER}\n")
+    overseer.write_text(f"{OVERSEER}\n")
+    seen = partial(metric, key=OVERSEER)
     registry, length = REGISTRY, 900  # the demo's context is 1024
     if model in TINY_FAMILIES:
         registry += TINY.format(name=model, folder=tiny_model(tmp_path / "model", TINY_FAMILIES[model]))
         length = 2000
     prompt = PROMPT[:length]
     options = ("--cache-dir", str(folder), "--max-tokens", "300", "--api-key-file", str(keys))
+    options += ("--metrics-key-file", str(overseer))
     first = start(tmp_path / "first", *options, registry=registry)
     tokens, *cached = asked(first, prompt, model=model)
     assert cached == [0, None]
-    wait(lambda: metric(first, "prompt_cache_disk_entries"))
-    assert metric(first, "prompt_cache_written_bytes_total") == metric(first, "prompt_cache_disk_bytes") > 0
+    wait(lambda: seen(first, "prompt_cache_disk_entries"))
+    assert seen(first, "prompt_cache_written_bytes_total") == seen(first, "prompt_cache_disk_bytes") > 0
     first.stop(signal.SIGKILL)
     second = start(tmp_path / "second", *options, registry=registry)
     try:
@@ -89,7 +94,7 @@ def test_a_prompt_of_a_killed_server_comes_from_disk_with_the_same_answer(tmp_pa
         assert (told, cached_from) == (tokens, "disk")
         assert cached_tokens >= length - 16
         assert asked(second, prompt, model=model)[2] == "memory"
-        assert metric(second, 'prompt_cache_hits_total{tier="disk"}') == 1
+        assert seen(second, 'prompt_cache_hits_total{tier="disk"}') == 1
         other = "demo" if model != "demo" else "demo@rotated4"
         assert asked(second, PROMPT[:900], model=other)[1:] == (0, None)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,6 +47,24 @@ def test_requests_that_outlast_the_grace_get_an_error(tmp_path: Path):
     log = server.log.read_text()
     assert "Traceback" not in log
     assert "Base" not in log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait_for_the_grace(tmp_path: Path, second: signal.Signals):
+    server = start(tmp_path, "--grace", "600")
+    with ThreadPoolExecutor(2) as pool:
+        futures = [
+            pool.submit(asked, server, stream=stream, ignore_eos=True, n=8) for stream in (True, False)
+        ]
+        time.sleep(1)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert server.stop(second) == 0
+        stream, whole = (future.result() for future in futures)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (503, "shutting_down")
+    assert "shutting_down" in stream.text.strip().split("\n\n")[-1]
+    assert "Traceback" not in server.log.read_text()
 
 
 @pytest.mark.slow

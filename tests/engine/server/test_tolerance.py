@@ -168,6 +168,9 @@ OUTPUT_CHANGES: dict[str, tuple[Any, Any]] = {  # field -> a value that asks for
     "num_predict": (9, -1),
     "adapters": ("folder", None),
     "repetition_context_size": (9, 20),
+    "presence_context_size": (100, 20),
+    "frequency_context_size": (9, 20),
+    "t_max_predict_ms": (500, -1),
     "no_repeat_ngram_size": (3, 0),
     "moderation": ({"model": "x"}, None),
 }
