@@ -135,7 +135,8 @@ class Metrics:
     """
 
     def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # they would be gauges, which a key among others is not to see
+        # they would be gauges, which a key among others is not to see
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._all, self._own = Counters(), defaultdict[str, Counters](Counters)
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("requests_active", "Requests that are decoded", lambda: stats().active),

@@ -100,7 +100,7 @@ def test_bash_takes_words_with_an_equals_sign_apart(repo: RepoFixture) -> None:
     env = {**repo.env, "PATH": f"{BIN}{os.pathsep}{repo.env['PATH']}"}
     done = subprocess.run(["bash", "--norc", "-c", BASH], env=env, capture_output=True, text=True)
     assert (done.stdout.splitlines(), done.stderr) == (
-        ["code", "code chat retrieval all", "probe", "limit="],
+        ["code", "code chat retrieval maths edits all", "probe", "limit="],
         "",
     )
 
