@@ -42,6 +42,7 @@ from engine.server.sessions import LoadedModel
 
 logger = logging.getLogger(__name__)
 IDLE_S = 1.0  # how often the idle thread wakes to let go of what expired
+SHARED_TURN = 4  # a turn's positions are so many times fewer where several prompts wait
 STATS_S = 0.2  # how old the statistics may be while there is work
 
 # turns an entry of the registry into what loads it; raises at once where files are missing
@@ -337,9 +338,14 @@ class Scheduler:
         for active in waiting:
             if active.decoder is not None and not active.decoder.prefilling:
                 self._next_event(active)  # computes nothing; others learn what they share with it
+        # several get shorter turns, so that one that comes now does not wait for long chunks of others
+        size = self._limits.chunk if len(waiting) == 1 else max(self._limits.chunk // SHARED_TURN, 1)
         computed = 0
         for active in waiting:
-            if active.computes_prompt and (computed < self._limits.chunk or not _positions_left(active)):
+            if active.decoder is None:
+                continue
+            active.decoder.chunk = size
+            if active.computes_prompt and (computed < size or not _positions_left(active)):
                 before = _positions_left(active)
                 self._next_event(active)
                 computed += before - _positions_left(active)

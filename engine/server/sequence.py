@@ -151,7 +151,7 @@ class RequestDecoder:
         """Decode in a new session of the target; ``chunk`` prompt positions are computed at once."""
         self.request, self.session, self.draft_length = request, session, draft_length
         self._target, self._cache, self._key = target, cache, key
-        self._chunk, self._submitted = chunk, submitted
+        self.chunk, self._submitted = chunk, submitted  # positions of the prompt that are computed at once
         self._why_off, self._fallback_from = why_off, fallback_from
         self.prefilling = False  # its prompt, which may wait for another one that begins like it
         self.left = len(request.prompt)  # positions of it that are still to be computed
@@ -196,7 +196,7 @@ class RequestDecoder:
             self.prefilling, self.left = True, total - prefill.done
             yield PrefillProgress(prefill.done, total)
             while (done := prefill.done) < total - 1:
-                size = self._chunk if echoed is None else min(self._chunk, ECHOED_ROWS)
+                size = self.chunk if echoed is None else min(self.chunk, ECHOED_ROWS)
                 prefill.done = min(done + size, prefill.next_stop(total - 1))
                 if echoed is None:
                     with mx.stream(stream):
