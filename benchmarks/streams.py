@@ -279,7 +279,7 @@ def report(
         "mlx_lm_batch_gain": round(mlx_lm_gain, 3),
         "plain_batch_gain": round(plain[counts[-1]] / plain[counts[0]], 3),
         "plain_tokens_per_s": {str(streams): round(speed, 1) for streams, speed in plain.items()},
-        "plain_over_one_speculating": round(over_one, 3),
+        "plain_over_one_speculative_stream": round(over_one, 3),
         "short_question_longer_s": round(longer, 3),
         "mlx_lm_short_question_longer_s": round(
             statistics.median(crowded - alone for alone, crowded in shorts["mlx-lm"]), 3

@@ -176,8 +176,8 @@ def _ambiguous_length(headers: Headers) -> Refusal | None:
     return Refusal(400, text, code="ambiguous_length", headers={"connection": "close"})
 
 
-class Origins(CORSMiddleware):
-    """Answers what browsers ask before they send a key; no guard is in front of it."""
+class GuardedCORS(CORSMiddleware):
+    """CORS, whose answers to preflight requests do not pass the guard: browsers send no key with them."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         ambiguous = _ambiguous_length(request_headers)
@@ -259,7 +259,7 @@ def new_app(service: Service, metrics: Metrics, rules: AccessRules, *, log_conte
     """Make the application with its guard; `log_content` writes prompts and answers to the log."""
     app: ASGIApp = AccessGuard(bare_app(service, metrics, log_content=log_content), rules, metrics)
     if rules.origins:  # outermost, because a browser asks before it sends a key
-        app = Origins(app, rules.origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"])
+        app = GuardedCORS(app, rules.origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"])
     return app
 
 

@@ -135,7 +135,7 @@ class Metrics:
     """
 
     def __init__(self, stats: Callable[[], SchedulerStats], admitted: Callable[[], int]) -> None:
-        # they would be gauges, which a key among others is not to see
+        # the `_created` samples are gauges, and a key is shown counters of its own requests alone
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._all, self._own = Counters(), defaultdict[str, Counters](Counters)
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (

@@ -113,7 +113,7 @@ class OutputParser:
         self._part, self._call, self._calls = state, "", 0
         self._json = _JsonCall() if has_json_calls(tokenizer) else None
         self._most_calls = most_calls
-        self._said = False  # whether there is content
+        self._has_content = False
 
     def add(self, tokens: Sequence[int]) -> ParsedText:
         parsed = self._parse(self.stream.add(tokens))
@@ -128,7 +128,7 @@ class OutputParser:
         """
         parsed = self._parse(self.stream.finish())
         self._machine, rest, part = _MACHINE.flush(self._machine)
-        if cut and self._tools and (len(rest) > 1 or not self._said) and self._mark.startswith(rest):
+        if cut and self._tools and (len(rest) > 1 or not self._has_content) and self._mark.startswith(rest):
             rest = ""  # the mark of a call, cut off; behind other text one character may be the text's
         self._add_segment(part, rest, parsed)
         if self._call:
@@ -153,7 +153,7 @@ class OutputParser:
             if self._json is not None and self._may_call:
                 self._pass_on(self._json, parsed)
         else:
-            self._said = self._said or bool(text.strip())
+            self._has_content = self._has_content or bool(text.strip())
             parsed.add(Piece("content", text))
 
     @property

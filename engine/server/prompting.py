@@ -30,7 +30,8 @@ LONGEST_SHOWN = 80  # characters of a name in a message
 ANY_OBJECT = {"type": "object"}
 BINDING: Any = {"function": {"strict"}}  # of a tool: says how a call is bound, and describes nothing
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-NAMES_NONE = {"type", "properties", "required", "title", "description", "$schema"}  # keys that allow no more
+# keys of a JSON schema that allow no properties besides those it lists
+LISTING_KEYS = {"type", "properties", "required", "title", "description", "$schema"}
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def _call_rules(request: schema.ChatRequest, model: LoadedModel) -> tuple[str, l
 def _arguments(parameters: dict[str, Any]) -> dict[str, Any]:
     """The schema of a call's arguments: a tool that names no properties takes none."""
     named = parameters.get("properties") or parameters.get("required")
-    empty = "properties" in parameters and not named and parameters.keys() <= NAMES_NONE
+    empty = "properties" in parameters and not named and parameters.keys() <= LISTING_KEYS
     return NO_ARGUMENTS if empty or not parameters else parameters
 
 

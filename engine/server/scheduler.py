@@ -42,7 +42,7 @@ from engine.server.sessions import LoadedModel
 
 logger = logging.getLogger(__name__)
 IDLE_S = 1.0  # how often the idle thread wakes to let go of what expired
-SHARED_TURN = 4  # a turn's positions are so many times fewer where several prompts wait
+CHUNK_DIVISOR = 4  # of the chunk, while several prompts wait
 STATS_S = 0.2  # how old the statistics may be while there is work
 
 # turns an entry of the registry into what loads it; raises at once where files are missing
@@ -94,7 +94,7 @@ class DecodeJob:
     request: DecodeRequest
     lease: ModelLease
     deliver: Callable[[Event], None]
-    choice_of: object = field(default_factory=object)  # the client's request: its other choices have the same
+    choice_of: object = field(default_factory=object)  # the client's request, the same for all its choices
     submitted: float = field(default_factory=perf_counter)
     cancelled: Flag = field(default_factory=Flag)
 
@@ -338,8 +338,8 @@ class Scheduler:
         for active in waiting:
             if active.decoder is not None and not active.decoder.prefilling:
                 self._next_event(active)  # computes nothing; others learn what they share with it
-        # several get shorter turns, so that one that comes now does not wait for long chunks of others
-        size = self._limits.chunk if len(waiting) == 1 else max(self._limits.chunk // SHARED_TURN, 1)
+        # so that a prompt that arrives now does not wait for long chunks of others
+        size = self._limits.chunk if len(waiting) == 1 else max(self._limits.chunk // CHUNK_DIVISOR, 1)
         computed = 0
         for active in waiting:
             if active.decoder is None:

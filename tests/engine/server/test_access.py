@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from engine.server.app import AccessGuard, AccessRules, BoundedProtocol, Message, Origins, Send
+from engine.server.app import AccessGuard, AccessRules, BoundedProtocol, GuardedCORS, Message, Send
 from engine.server.metrics import Metrics
 from engine.server.scheduler import SchedulerStats
 from engine.server.serve import ServerSettings, _listening
@@ -254,7 +254,7 @@ def test_connections_without_a_head_time_out(raw_server: RawServer, monkeypatch:
             continue
 
 
-def test_what_a_browser_asks_first_has_one_length_too():
+def test_a_preflight_request_with_two_lengths_is_refused():
     async def asked(*extra: tuple[bytes, bytes]) -> int:
         sent: list[Message] = []
 
@@ -263,7 +263,9 @@ def test_what_a_browser_asks_first_has_one_length_too():
 
         first = [(b"origin", b"https://a.b"), (b"access-control-request-method", b"POST")]
         scope = {"type": "http", "method": "OPTIONS", "path": "/", "headers": [*first, *extra]}
-        await Origins(served_nowhere, ["https://a.b"], allow_methods=["POST"])(scope, served_nowhere, note)
+        await GuardedCORS(served_nowhere, ["https://a.b"], allow_methods=["POST"])(
+            scope, served_nowhere, note
+        )
         return int(sent[0]["status"])
 
     both = (b"content-length", b"2"), (b"transfer-encoding", b"chunked")
